@@ -1,0 +1,87 @@
+"""The app's settings: one typed object made of `settings.ECHOMQ`.
+
+Nothing else in the app reads `django.conf.settings`, so this is the list of all
+there is to set. Durations are in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from functools import cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EchoMQSettings:
+    """Values of `settings.ECHOMQ`, with their defaults."""
+
+    POLL_INTERVAL: float = 0.25
+    """How often a tail that got no wake-up looks for new records."""
+
+    MAX_RECORD_BYTES: int = 1_048_576
+    """Largest `data` plus `headers` of one record, as JSON text in UTF-8."""
+
+    LOCK_TIMEOUT: float = 5.0
+    """How long a commit may wait for a stream's lock to append on commit."""
+
+    RETENTION: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Retention for streams made from now on, by name or `prefix*`:
+    `{"orders": {"max_records": 1_000_000}, "emq.*": {"max_age": 604800}}`."""
+
+    FILTER_WINDOW: int = 10_000
+    """How many positions one filtered page scans at most."""
+
+    CHANNEL_LAYER: str = "default"
+    """Alias in CHANNEL_LAYERS that carries the feed and the wake-ups."""
+
+    RESUBSCRIBE_INTERVAL: float = 30.0
+    """How often a listener joins its groups again."""
+
+    NOTIFY_INTERVAL: float = 0.005
+    """At most one wake-up per stream goes out in this time."""
+
+    BROKER_TIMEOUT: float = 5.0
+    """How long one send to the channel layer may take before it is given up."""
+
+    PUBLISH_BACKLOG: int = 10_000
+    """Messages that may wait for the broker in this process; later ones are lost."""
+
+    FLUSH_DEADLINE: float = 2.0
+    """How long a command waits for pending messages before it returns."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if field.type in ("float", "int") and not (number and value > 0):
+                raise ImproperlyConfigured(
+                    f"ECHOMQ[{field.name!r}] has to be a positive number, not {value!r}."
+                )
+
+
+@cache
+def current() -> EchoMQSettings:
+    """Return the settings in force; raise `ImproperlyConfigured` for a wrong one."""
+    given = getattr(django_settings, "ECHOMQ", {})
+    if not isinstance(given, dict):
+        raise ImproperlyConfigured(f"ECHOMQ has to be a dict, not {type(given).__name__}.")
+    known = [field.name for field in dataclasses.fields(EchoMQSettings)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+            raise ImproperlyConfigured(f"ECHOMQ has no setting {name!r}.{hint}")
+    return EchoMQSettings(**given)
+
+
+def _reset(*, setting: str, **kwargs: Any) -> None:
+    if setting == "ECHOMQ":
+        current.cache_clear()
+
+
+setting_changed.connect(_reset, dispatch_uid="echomq.conf")
