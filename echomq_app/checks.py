@@ -1,0 +1,1 @@
+"""System checks: wrong configuration is found at start, not at the first message."""

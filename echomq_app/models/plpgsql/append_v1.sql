@@ -1,0 +1,145 @@
+-- Append records to a stream, in the caller's transaction.
+--
+-- records: a JSON array of objects; "data" is required, "type", "key", "headers" and
+-- "idempotency_key" are not. Returns one row per element, numbered by n from 1, in order.
+-- The stream's row is locked to the end of the transaction, so positions are dense and in
+-- commit order. Statements inside see a fresh snapshot each (READ COMMITTED), which is why
+-- the last position is looked up in a statement of its own, after the lock.
+--
+-- A record whose idempotency key is known takes no position: the first receipt comes back
+-- with duplicate = true. Then, if anything is left to write and expected_cursor isn't the
+-- write cursor, nothing is written and one row comes back with "position" null and the write
+-- cursor in its column. (Raising would abort the caller's whole transaction.)
+CREATE OR REPLACE FUNCTION echomq_append_v1(
+    stream_name text, records jsonb, expected_cursor bigint DEFAULT NULL
+) RETURNS TABLE (
+    n integer, id uuid, "position" bigint, recorded_at timestamptz, duplicate boolean,
+    epoch text, write_cursor bigint
+)
+LANGUAGE plpgsql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    s record;
+    last_one record;
+    base bigint;
+    now_at timestamptz;
+    fresh integer[];
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'append needs READ COMMITTED, the transaction is %',
+            upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'EQ001',
+            HINT = 'The snapshot is older than the lock. Use echomq_append_on_commit_v1.';
+    END IF;
+    s := echomq_lock_stream_v1(stream_name);
+    SELECT r.position, r.recorded_at INTO last_one
+        FROM echomq_record r
+        WHERE r.stream_id = s.id AND r.position >= s.first_position
+        ORDER BY r.position DESC LIMIT 1;
+    base := greatest(coalesce(last_one.position + 1, 0), s.first_position);
+    now_at := greatest(clock_timestamp(), last_one.recorded_at);
+
+    IF jsonb_path_exists(records, '$[*].idempotency_key') THEN
+        fresh := echomq_fresh_v1(s.id, records);
+        IF expected_cursor <> base AND cardinality(fresh) > 0 THEN
+            RETURN QUERY SELECT NULL::integer, NULL::uuid, NULL::bigint, NULL::timestamptz,
+                false, s.epoch::text, base;
+            RETURN;
+        END IF;
+        INSERT INTO echomq_record (id, stream_id, position, type, key, data, headers,
+                                   idempotency_key, recorded_at)
+        SELECT echomq_event_id_v1(now_at, base + f.k - 1), s.id, base + f.k - 1,
+               coalesce(e.value->>'type', ''), coalesce(e.value->>'key', ''), e.value->'data',
+               coalesce(e.value->'headers', '{{}}'), coalesce(e.value->>'idempotency_key', ''),
+               now_at
+        FROM unnest(fresh) WITH ORDINALITY AS f(n, k)
+        JOIN jsonb_array_elements(records) WITH ORDINALITY AS e(value, n) ON e.n = f.n
+        ORDER BY f.k;
+        RETURN QUERY
+        SELECT e.n::integer, r.id, r.position, r.recorded_at, f.k IS NULL, s.epoch::text,
+               base + cardinality(fresh)
+        FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
+        LEFT JOIN unnest(fresh) WITH ORDINALITY AS f(n, k) ON f.n = e.n
+        JOIN echomq_record r ON r.stream_id = s.id AND CASE
+            WHEN f.k IS NULL THEN r.idempotency_key = e.value->>'idempotency_key'
+                                  AND r.idempotency_key <> ''
+            ELSE r.position = base + f.k - 1 END
+        ORDER BY e.n;
+        RETURN;
+    END IF;
+
+    IF expected_cursor <> base THEN
+        RETURN QUERY SELECT NULL::integer, NULL::uuid, NULL::bigint, NULL::timestamptz, false,
+            s.epoch::text, base;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    INSERT INTO echomq_record (id, stream_id, position, type, key, data, headers,
+                               idempotency_key, recorded_at)
+    SELECT echomq_event_id_v1(now_at, base + e.n - 1), s.id, base + e.n - 1,
+           coalesce(e.value->>'type', ''), coalesce(e.value->>'key', ''), e.value->'data',
+           coalesce(e.value->'headers', '{{}}'), '', now_at
+    FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
+    RETURNING (echomq_record.position - base + 1)::integer, echomq_record.id,
+        echomq_record.position, echomq_record.recorded_at, false, s.epoch::text,
+        base + jsonb_array_length(records);
+END
+$$;
+
+-- Lock a stream's row, made if it isn't there. FOR NO KEY UPDATE makes no new row version.
+CREATE OR REPLACE FUNCTION echomq_lock_stream_v1(stream_name text) RETURNS echomq_stream
+LANGUAGE plpgsql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+DECLARE
+    s echomq_stream;
+BEGIN
+    LOOP
+        SELECT * INTO s FROM echomq_stream WHERE name = stream_name FOR NO KEY UPDATE;
+        IF FOUND THEN
+            RETURN s;
+        END IF;
+        IF stream_name !~ '^[A-Za-z0-9._-]{{1,75}}$' THEN
+            RAISE EXCEPTION 'a stream can''t be called %', quote_literal(stream_name)
+                USING ERRCODE = 'EQ002',
+                HINT = 'Names have 1 to 75 ASCII letters, digits, dots, dashes, underscores.';
+        END IF;
+        -- Waits for a transaction that is creating the same stream; the loop then sees its row,
+        -- or makes it if that transaction rolled back.
+        INSERT INTO echomq_stream (name, epoch, first_position, created_at)
+        VALUES (stream_name, left(replace(gen_random_uuid()::text, '-', ''), 16), 0,
+                clock_timestamp())
+        ON CONFLICT (name) DO NOTHING;
+    END LOOP;
+END
+$$;
+
+-- Ordinals of the records that are new: no key, or the first of a key that isn't known.
+CREATE OR REPLACE FUNCTION echomq_fresh_v1(of_stream bigint, records jsonb) RETURNS integer[]
+LANGUAGE sql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+    SELECT coalesce(array_agg(n::integer ORDER BY n), '{{}}')
+    FROM (
+        SELECT e.n, coalesce(e.value->>'idempotency_key', '') AS key,
+               row_number() OVER (PARTITION BY e.value->>'idempotency_key' ORDER BY e.n) AS nth
+        FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
+    ) AS given
+    WHERE key = '' OR nth = 1 AND NOT EXISTS (
+        SELECT FROM echomq_record r
+        WHERE r.stream_id = of_stream AND r.idempotency_key = key AND r.idempotency_key <> ''
+    )
+$$;
+
+-- RFC 9562 UUIDv7: 48 bits milliseconds, 42 bits position in rand_a and the top of rand_b,
+-- 32 random bits.
+CREATE OR REPLACE FUNCTION echomq_event_id_v1(at timestamptz, "position" bigint) RETURNS uuid
+LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$
+    SELECT (lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0')
+        || '7' || lpad(to_hex("position" >> 30), 3, '0')
+        || to_hex(2147483648 + ("position" & 1073741823))
+        || lpad(to_hex(floor(random() * 4294967296)::bigint), 8, '0'))::uuid
+$$;

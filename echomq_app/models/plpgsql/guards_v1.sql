@@ -1,0 +1,48 @@
+-- Append-only, enforced: a record is never changed, and none is deleted that is still retained.
+CREATE OR REPLACE FUNCTION echomq_record_no_update_v1() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'stream records are append-only: record % can''t be changed', OLD.id
+        USING ERRCODE = 'EQ003', HINT = 'Append a record that corrects it.';
+END
+$$;
+DROP TRIGGER IF EXISTS echomq_record_no_update_v1 ON echomq_record;
+CREATE TRIGGER echomq_record_no_update_v1 BEFORE UPDATE ON echomq_record
+    FOR EACH ROW EXECUTE FUNCTION echomq_record_no_update_v1();
+
+CREATE OR REPLACE FUNCTION echomq_record_no_delete_v1() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = {schema}, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM (SELECT stream_id, max("position") AS "position" FROM gone GROUP BY 1) AS g
+        JOIN echomq_stream s ON s.id = g.stream_id WHERE g."position" >= s.first_position;
+    IF FOUND THEN
+        RAISE EXCEPTION 'stream records are append-only: retained records can''t be deleted'
+            USING ERRCODE = 'EQ003', HINT = 'Stream(name).trim() moves first_position first.';
+    END IF;
+    RETURN NULL;
+END
+$$;
+DROP TRIGGER IF EXISTS echomq_record_no_delete_v1 ON echomq_record;
+CREATE TRIGGER echomq_record_no_delete_v1 AFTER DELETE ON echomq_record
+    REFERENCING OLD TABLE AS gone
+    FOR EACH STATEMENT EXECUTE FUNCTION echomq_record_no_delete_v1();
+
+-- A stream's row is never lost while its records are kept: a new row would start at 0 again.
+CREATE OR REPLACE FUNCTION echomq_stream_no_delete_v1() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = {schema}, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM echomq_record WHERE stream_id = OLD.id LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'stream % still has records', OLD.name
+            USING ERRCODE = 'EQ003', HINT = 'Stream(name).delete() removes both.';
+    END IF;
+    RETURN OLD;
+END
+$$;
+DROP TRIGGER IF EXISTS echomq_stream_no_delete_v1 ON echomq_stream;
+CREATE TRIGGER echomq_stream_no_delete_v1 BEFORE DELETE ON echomq_stream
+    FOR EACH ROW EXECUTE FUNCTION echomq_stream_no_delete_v1();

@@ -1,0 +1,129 @@
+-- Append on commit: rows of the outbox that the transaction's own commit, or the relay, moves
+-- into their streams.
+--
+-- The stream's lock is then held for the commit alone, however long the transaction was.
+-- Streams of the app itself (emq.*) are left to the relay: a busy queue has one such stream,
+-- and every enqueue would queue behind its lock and one fsync.
+CREATE OR REPLACE FUNCTION echomq_append_on_commit_v1(
+    stream_name text, records jsonb, lock_timeout_ms integer DEFAULT 5000
+) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+BEGIN
+    IF stream_name !~ '^[A-Za-z0-9._-]{{1,75}}$' THEN
+        RAISE EXCEPTION 'a stream can''t be called %', quote_literal(stream_name)
+            USING ERRCODE = 'EQ002',
+            HINT = 'Names have 1 to 75 ASCII letters, digits, dots, dashes and underscores.';
+    END IF;
+    PERFORM set_config('echomq.lock_timeout_ms', lock_timeout_ms::text, true);
+    INSERT INTO echomq_outbox (stream, record, xact)
+    SELECT stream_name, e.value, CASE WHEN starts_with(stream_name, 'emq.') THEN NULL
+                                 ELSE pg_current_xact_id()::text::bigint END
+    FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
+    ORDER BY e.n;
+END
+$$;
+
+-- Move rows of one stream, oldest first; returns how many. of_xact null: of any transaction.
+-- Cut by count and by bytes: one JSON array is held in memory and has a limit of 256 MB.
+CREATE OR REPLACE FUNCTION echomq_outbox_move_v1(
+    stream_name text, of_xact bigint, at_most integer
+) RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+DECLARE
+    ids bigint[];
+    batch jsonb;
+BEGIN
+    IF of_xact IS NULL THEN
+        SELECT array_agg(id ORDER BY id), jsonb_agg(record ORDER BY id) INTO ids, batch FROM (
+            SELECT id, record, sum(pg_column_size(record)) OVER (ORDER BY id) AS bytes,
+                   row_number() OVER (ORDER BY id) AS nth
+            FROM (SELECT id, record FROM echomq_outbox WHERE stream = stream_name
+                  ORDER BY id LIMIT at_most) AS front
+        ) AS sized WHERE bytes < 33554432 OR nth = 1;
+    ELSE
+        SELECT array_agg(id ORDER BY id), jsonb_agg(record ORDER BY id) INTO ids, batch FROM (
+            SELECT id, record, sum(pg_column_size(record)) OVER (ORDER BY id) AS bytes,
+                   row_number() OVER (ORDER BY id) AS nth
+            FROM (SELECT id, record FROM echomq_outbox
+                  WHERE xact = of_xact AND stream = stream_name
+                  ORDER BY id LIMIT at_most) AS front
+        ) AS sized WHERE bytes < 33554432 OR nth = 1;
+    END IF;
+    IF ids IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM echomq_append_v1(stream_name, batch);
+    DELETE FROM echomq_outbox WHERE id = ANY (ids);
+    RETURN cardinality(ids);
+END
+$$;
+
+-- Deferred: fires for each row while the transaction commits. The first firing moves all rows of
+-- the transaction, in name order (all transactions lock in one order: no deadlock); the later
+-- ones find their row gone and return at once.
+CREATE OR REPLACE FUNCTION echomq_outbox_commit_v1() RETURNS trigger
+LANGUAGE plpgsql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+DECLARE
+    mine bigint := pg_current_xact_id()::text::bigint;
+    saved text := current_setting('lock_timeout');
+    next_name text;
+BEGIN
+    PERFORM FROM echomq_outbox WHERE id = NEW.id;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    -- An older snapshot can't see the last position: the relay moves these after the commit.
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RETURN NULL;
+    END IF;
+    -- statement_timeout doesn't fire inside COMMIT, lock_timeout does.
+    PERFORM set_config('lock_timeout', coalesce(
+        nullif(current_setting('echomq.lock_timeout_ms', true), ''), '5000'), true);
+    FOR next_name IN
+        SELECT DISTINCT stream COLLATE "C" FROM echomq_outbox WHERE xact = mine ORDER BY 1
+    LOOP
+        WHILE echomq_outbox_move_v1(next_name, mine, 1000) > 0 LOOP
+        END LOOP;
+    END LOOP;
+    PERFORM set_config('lock_timeout', saved, true);
+    RETURN NULL;
+END
+$$;
+
+DROP TRIGGER IF EXISTS echomq_outbox_commit_v1 ON echomq_outbox;
+CREATE CONSTRAINT TRIGGER echomq_outbox_commit_v1
+    AFTER INSERT ON echomq_outbox
+    DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.xact IS NOT NULL)
+    EXECUTE FUNCTION echomq_outbox_commit_v1();
+
+-- Move committed rows of one stream, in outbox order, under the stream's lock. Returns how many,
+-- or null when somebody else holds the lock: whoever calls, calls again at the next poll.
+-- Always from the front: past a floor, a late commit's step would be overtaken by the next one.
+CREATE OR REPLACE FUNCTION echomq_relay_v1(stream_name text, at_most integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM echomq_outbox WHERE stream = stream_name LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    PERFORM FROM echomq_stream WHERE name = stream_name;
+    IF NOT FOUND THEN
+        PERFORM echomq_lock_stream_v1(stream_name);
+    END IF;
+    PERFORM FROM echomq_stream WHERE name = stream_name FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN echomq_outbox_move_v1(stream_name, NULL, at_most);
+END
+$$;
