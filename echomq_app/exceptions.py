@@ -3,6 +3,7 @@
 EchoMQError
 ├── InvalidName            a stream, queue, type or key that can't be one
 ├── InvalidPayload         data that JSON or the database can't hold
+├── InvalidArgument        a limit, a time or an option out of its range
 ├── WrongBrand             an id of another kind (JOB where EVT is due)
 ├── CursorError            a reader's place in a stream is no longer one
 │   ├── CursorExpired      trimmed away: records between it and now are gone
@@ -31,6 +32,10 @@ class InvalidName(EchoMQError, ValueError):
 
 class InvalidPayload(EchoMQError, ValueError):
     """Data that isn't strict JSON, can't be stored, or is too large."""
+
+
+class InvalidArgument(EchoMQError, ValueError):
+    """A limit, a time or an option that is out of its range, or of another type."""
 
 
 class WrongBrand(EchoMQError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -12,10 +12,17 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..core.ids import BrandedId, EventId, JobId
 from ..exceptions import WrongBrand
 
+if TYPE_CHECKING:
+    _UUIDField = models.UUIDField[Any, Any]
+    _CharField = models.CharField[Any, Any]
+else:  # subscripting Django's fields at run time would need a patch of Django
+    _UUIDField = models.UUIDField
+    _CharField = models.CharField
+
 BRANDS: dict[str, type[BrandedId]] = {kind.brand: kind for kind in (EventId, JobId)}
 
 
-class BrandedIdField(models.UUIDField[Any, Any]):
+class BrandedIdField(_UUIDField):
     """A UUID column (native on PostgreSQL) whose values know what they name."""
 
     def __init__(self, *, brand: str, **kwargs: Any) -> None:
@@ -55,7 +62,7 @@ class BrandedIdField(models.UUIDField[Any, Any]):
         return str(self.value_from_object(obj))
 
 
-class NameField(models.CharField[Any, Any]):
+class NameField(_CharField):
     """A CharField that compares and sorts by bytes on every database.
 
     Streams are locked in name order: two sessions with different collations would

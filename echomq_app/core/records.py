@@ -1,0 +1,187 @@
+"""The log's values: what a caller appends, and what comes back."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..exceptions import InvalidName, InvalidPayload
+from .ids import EventId
+from .names import IDEMPOTENCY_KEY_MAX, KEY_MAX, TYPE_MAX
+from .payload import encode
+from .tokens import ResumeToken
+
+
+class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One record to append. Only `data` is required; it may be any JSON value."""
+
+    data: Any
+    type: str = ""
+    key: str = ""
+    headers: Mapping[str, Any] | None = None
+    idempotency_key: str = ""
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an appended record stands.
+
+    Final once the transaction that appended it has committed. `cursor` and `token` are
+    those of a reader that has read up to and including this record. `duplicate`: the
+    idempotency key was known, so this is the first append's receipt and nothing was
+    written.
+    """
+
+    id: EventId
+    stream: str
+    position: int
+    epoch: str
+    recorded_at: dt.datetime
+    duplicate: bool = False
+
+    @property
+    def cursor(self) -> int:
+        return self.position + 1
+
+    @property
+    def token(self) -> str:
+        return f"{self.epoch}:{self.position + 1}:{self.id.tail}"
+
+
+class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One record as it was read. `cursor` and `token` resume after it."""
+
+    id: EventId
+    stream: str
+    epoch: str
+    position: int
+    type: str
+    key: str
+    data: Any
+    headers: dict[str, Any]
+    recorded_at: dt.datetime
+
+    @property
+    def cursor(self) -> int:
+        return self.position + 1
+
+    @property
+    def token(self) -> str:
+        return f"{self.epoch}:{self.position + 1}:{self.id.tail}"
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Some records and where to go on, all from one snapshot.
+
+    `cursor` (and `token`, the same place in a checkable form) is the next position that
+    is still needed: past what a filter skipped, too. `cursor == write_cursor` means
+    caught up; an empty page by itself doesn't.
+    """
+
+    records: list[StreamRecord]
+    cursor: int
+    token: str
+    first_position: int
+    write_cursor: int
+    epoch: str
+
+    @property
+    def caught_up(self) -> bool:
+        return self.cursor >= self.write_cursor
+
+
+class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream holds now. `token` is that of the head.
+
+    `clock_ahead` is how far the newest record's time lies in the future: a writer's
+    clock had jumped, and until it is past, new records carry that same time.
+    """
+
+    name: str
+    epoch: str
+    first_position: int
+    write_cursor: int
+    token: str
+    created_at: dt.datetime
+    oldest_at: dt.datetime | None
+    newest_at: dt.datetime | None
+    clock_ahead: dt.timedelta
+    max_records: int | None
+    max_age: dt.timedelta | None
+
+    @property
+    def count(self) -> int:
+        return self.write_cursor - self.first_position
+
+
+class TrimResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trim did, or would do: the new oldest position, and how many it removes."""
+
+    stream: str
+    first_position: int
+    trimmed: int
+    dry_run: bool
+
+
+class _Wire(msgspec.Struct, omit_defaults=True):
+    data: msgspec.Raw
+    type: str = ""
+    key: str = ""
+    headers: msgspec.Raw = msgspec.Raw(b"")
+    idempotency_key: str = ""
+
+
+def as_record(given: NewRecord | Mapping[str, Any]) -> NewRecord:
+    """Return a mapping with the fields of `NewRecord` as one."""
+    if isinstance(given, NewRecord):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidPayload(
+            f"A record is a dict or a NewRecord, not {type(given).__name__}; "
+            "put your value under 'data'."
+        )
+    unknown = set(given) - set(NewRecord.__struct_fields__)
+    if unknown or "data" not in given:
+        raise InvalidPayload(
+            "A record has 'data', and may have 'type', 'key', 'headers' and 'idempotency_key'; "
+            f"got {', '.join(sorted(map(repr, given)))}."
+        )
+    return NewRecord(**given)
+
+
+def encode_record(record: NewRecord, *, limit: int) -> bytes:
+    """Check a record and return it as one JSON object. `limit`: bytes of data and headers."""
+    _check_text(record.type, "type", TYPE_MAX)
+    _check_text(record.key, "key", KEY_MAX)
+    _check_text(record.idempotency_key, "idempotency_key", IDEMPOTENCY_KEY_MAX)
+    data = encode(record.data, limit=limit)
+    wire = _Wire(msgspec.Raw(data), record.type, record.key)
+    if record.headers:
+        if not isinstance(record.headers, Mapping):
+            raise InvalidPayload(
+                f"headers are a dict, not {type(record.headers).__name__}; leave them out if none."
+            )
+        wire.headers = msgspec.Raw(
+            encode(dict(record.headers), limit=limit - len(data), what="headers")
+        )
+    wire.idempotency_key = record.idempotency_key
+    return msgspec.json.encode(wire)
+
+
+def token_of(epoch: str, cursor: int, tail: str) -> str:
+    """Put a resume token together."""
+    return str(ResumeToken(epoch, cursor, tail))
+
+
+def _check_text(text: str, field: str, longest: int) -> None:
+    if type(text) is str and len(text) <= longest and text.isascii() and text.isprintable():
+        return
+    if not isinstance(text, str):
+        raise InvalidName(f"A record's {field} is a str, not {type(text).__name__}.")
+    if len(text) > longest:
+        raise InvalidName(
+            f"A record's {field} has at most {longest} characters, this has {len(text)}."
+        )
+    encode(text, what=field)

@@ -1,0 +1,231 @@
+"""The statements that read the log.
+
+A page is one statement, so its records, the oldest position, the write cursor and the
+epoch are one snapshot: what a reader concludes from them was true at one moment.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+from django.db import connections
+
+from ..core.ids import EventId
+from ..core.payload import decode
+from ..core.records import StreamInfo, StreamRecord, token_of
+from ..core.tokens import Place
+from ..exceptions import UnknownStream
+from .times import aware, now
+
+# The write cursor is looked up at or above first_position only: below it, a trim under a held
+# snapshot leaves dead index entries that made this look-up a hundred times as slow.
+_WRITE_CURSOR = {
+    "postgresql": """greatest(s.first_position, coalesce((
+        SELECT w.position + 1 FROM echomq_record w
+        WHERE w.stream_id = s.id AND w.position >= s.first_position
+        ORDER BY w.position DESC LIMIT 1), 0))""",
+    "sqlite": """max(s.first_position, coalesce((
+        SELECT w.position + 1 FROM echomq_record w
+        WHERE w.stream_id = s.id AND w.position >= s.first_position
+        ORDER BY w.position DESC LIMIT 1), 0))""",
+}
+_COLUMNS = "r.id, r.position, r.type, r.key, r.data, r.headers, r.recorded_at"
+_GREATEST = {"postgresql": "greatest", "sqlite": "max"}
+_LEAST = {"postgresql": "least", "sqlite": "min"}
+_PENDING = {
+    "postgresql": "EXISTS (SELECT FROM echomq_outbox o WHERE o.stream = s.name)",
+    "sqlite": "0",
+}
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A page as the database gave it, before anybody decided whether it is valid."""
+
+    place: Place
+    records: list[StreamRecord]
+    end_cursor: int
+    """Where to go on: past the last record, and past what a filter skipped."""
+    end_tail: str
+    pending: bool
+    """Rows of this stream wait in the outbox: the relay has work."""
+
+
+def read_page(
+    using: str,
+    name: str,
+    cursor: int | None,
+    *,
+    limit: int,
+    types: Collection[str] | None = None,
+    key: str | None = None,
+    window: int,
+) -> Snapshot:
+    """Read at most `limit` records at or above `cursor` (`None`: the oldest retained).
+
+    With a filter, at most `window` positions are scanned, so that a filter that matches
+    nothing still returns soon, with a cursor that moved. Raises `UnknownStream`.
+    """
+    connection = connections[using]
+    filtered = types is not None or key is not None
+    sql, parameters = _statement(
+        connection.vendor, name, cursor, limit=limit, types=types, key=key, window=window
+    )
+    with connection.cursor() as db:
+        db.execute(sql, parameters)
+        rows = db.fetchall()
+    if not rows:
+        raise UnknownStream(name)
+    epoch, first, write_cursor, before, pending, end_position, end_id = rows[0][:7]
+    place = Place(
+        stream=name,
+        epoch=epoch,
+        first_position=first,
+        write_cursor=write_cursor,
+        tail_before=_tail(before),
+    )
+    zone = connection.timezone
+    records = [_record(name, epoch, zone, row[7:]) for row in rows if row[7] is not None]
+    start = first if cursor is None else cursor
+    if len(records) == limit and limit or records and not filtered:
+        end, tail = records[-1].cursor, records[-1].id.tail
+    elif filtered and end_position is not None and end_position > start:
+        end, tail = end_position, _tail(end_id)
+    else:
+        end, tail = start, _tail(before)
+    return Snapshot(
+        place=place, records=records, end_cursor=end, end_tail=tail, pending=bool(pending)
+    )
+
+
+def _statement(
+    vendor: str,
+    name: str,
+    cursor: int | None,
+    *,
+    limit: int,
+    types: Collection[str] | None,
+    key: str | None,
+    window: int,
+) -> tuple[str, list[Any]]:
+    greatest, least = _GREATEST[vendor], _LEAST[vendor]
+    start = f"{greatest}(coalesce(%s, s.first_position), s.first_position)"
+    if vendor == "postgresql":
+        start = start.replace("%s", "%s::bigint")
+    where, values = f"r.position >= {start}", [cursor]
+    end_position, end_id, end_values = "NULL", "NULL", []
+    if types is not None or key is not None:
+        end_position = f"{least}({start} + %s, {_WRITE_CURSOR[vendor]})"
+        end_id = (
+            "(SELECT e.id FROM echomq_record e"
+            f" WHERE e.stream_id = s.id AND e.position = {end_position} - 1)"
+        )
+        end_values = [cursor, window, cursor, window]
+        where += f" AND r.position < {start} + %s"
+        values += [cursor, window]
+    if types is not None:
+        where += f" AND r.type IN ({', '.join(['%s'] * len(types)) or 'NULL'})"
+        values += list(types)
+    if key is not None:
+        # The second condition lets the planner see that the partial index holds all of them.
+        where += " AND r.key = %s" + (" AND r.key <> ''" if key else "")
+        values.append(key)
+    if vendor == "postgresql":
+        join = (
+            f"LEFT JOIN LATERAL (SELECT {_COLUMNS} FROM echomq_record r"
+            f" WHERE r.stream_id = s.id AND {where} ORDER BY r.position LIMIT %s) r ON true"
+            " WHERE s.name = %s ORDER BY r.position"
+        )
+        tail = [*values, limit, name]
+    else:
+        join = (
+            f"LEFT JOIN echomq_record r ON r.stream_id = s.id AND {where}"
+            " WHERE s.name = %s ORDER BY r.position LIMIT %s"
+        )
+        tail = [*values, name, max(limit, 1)]
+    sql = f"""
+        SELECT s.epoch, s.first_position, {_WRITE_CURSOR[vendor]},
+               (SELECT b.id FROM echomq_record b
+                WHERE b.stream_id = s.id AND b.position = {start} - 1),
+               {_PENDING[vendor]}, {end_position}, {end_id}, {_COLUMNS}
+        FROM echomq_stream s {join}"""
+    return sql, [cursor, *end_values, *tail]
+
+
+def read_info(using: str, name: str) -> StreamInfo:
+    """Read a stream's row, its head and the times of its ends, from one snapshot."""
+    connection = connections[using]
+    vendor = connection.vendor
+    with connection.cursor() as db:
+        db.execute(
+            f"""
+            SELECT s.epoch, s.first_position, {_WRITE_CURSOR[vendor]}, s.created_at,
+                   s.max_records, s.max_age, o.recorded_at, n.recorded_at, n.id
+            FROM echomq_stream s
+            LEFT JOIN echomq_record o ON o.stream_id = s.id AND o.position = s.first_position
+            LEFT JOIN echomq_record n ON n.stream_id = s.id
+                 AND n.position = {_WRITE_CURSOR[vendor]} - 1
+            WHERE s.name = %s""",
+            (name,),
+        )
+        row = db.fetchone()
+    if row is None:
+        raise UnknownStream(name)
+    epoch, first, write_cursor, created_at, max_records, max_age, oldest, newest, last_id = row
+    zone = connection.timezone
+    newest_at = None if newest is None else aware(newest, zone)
+    ahead = max(dt.timedelta(0), newest_at - now()) if newest_at else dt.timedelta(0)
+    if isinstance(max_age, int):  # SQLite holds microseconds
+        max_age = dt.timedelta(microseconds=max_age)
+    return StreamInfo(
+        name=name,
+        epoch=epoch,
+        first_position=first,
+        write_cursor=write_cursor,
+        token=token_of(epoch, write_cursor, _tail(last_id)),
+        created_at=aware(created_at, zone),
+        oldest_at=None if oldest is None else aware(oldest, zone),
+        newest_at=newest_at,
+        clock_ahead=ahead,
+        max_records=max_records,
+        max_age=max_age,
+    )
+
+
+def recorded_at(using: str, name: str, position: int) -> dt.datetime | None:
+    """Return the time of one record, `None` when it isn't there (any more)."""
+    connection = connections[using]
+    with connection.cursor() as db:
+        db.execute(
+            "SELECT r.recorded_at FROM echomq_record r JOIN echomq_stream s ON s.id = r.stream_id"
+            " WHERE s.name = %s AND r.position = %s AND r.position >= s.first_position",
+            (name, position),
+        )
+        row = db.fetchone()
+    return None if row is None else aware(row[0], connection.timezone)
+
+
+def _record(name: str, epoch: str, zone: dt.tzinfo | None, row: tuple[Any, ...]) -> StreamRecord:
+    id, position, type, key, data, headers, at = row
+    return StreamRecord(
+        id=EventId.from_uuid(id if isinstance(id, uuid.UUID) else uuid.UUID(id)),
+        stream=name,
+        epoch=epoch,
+        position=position,
+        type=type,
+        key=key,
+        data=decode(data),
+        headers={} if headers == "{}" else decode(headers),
+        recorded_at=aware(at, zone),
+    )
+
+
+def _tail(id: Any) -> str:
+    if id is None:
+        return ""
+    return EventId.from_uuid(id if isinstance(id, uuid.UUID) else uuid.UUID(id)).tail
+
+

@@ -1,0 +1,94 @@
+"""What the surrounding transaction allows, asked in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..exceptions import InsideTransaction, IsolationError
+
+_WRONG_ISOLATION = "EQ001"
+_HIGHER = "_echomq_higher_isolation"
+
+T = TypeVar("T")
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether a caller's transaction is open (or will be, without autocommit)."""
+    return connection.in_atomic_block or not connection.get_autocommit()
+
+
+def refuse_transaction(using: str, call: str, instead: str) -> None:
+    """Raise `InsideTransaction` when `call` would run inside a caller's transaction."""
+    if in_transaction(connections[using]):
+        raise InsideTransaction(
+            f"{call} can't run inside a transaction: it has to see what others commit. {instead}"
+        )
+
+
+def after_commit(using: str, hint: Callable[[], None]) -> None:
+    """Run a hint once the transaction has committed, at once where there is none.
+
+    Without autocommit Django has no such moment: the hint runs now. A hint that comes
+    too early costs a look, one that never comes would cost a poll.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
+        transaction.on_commit(hint, using=using, robust=True)
+    else:
+        hint()
+
+
+@contextmanager
+def own_transaction(using: str) -> Iterator[None]:
+    """Open a transaction as the log needs it, or join the caller's.
+
+    Ours is READ COMMITTED whatever the session's default: only so does a statement after
+    the lock see the last position. No savepoint inside a caller's: who writes here decides
+    before it writes.
+    """
+    connection = connections[using]
+    ours = not in_transaction(connection)
+    with transaction.atomic(using=using, savepoint=False):
+        if ours and connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        yield
+
+
+def as_statement(using: str, call: Callable[[], T]) -> T:
+    """Run a call that is one statement, as READ COMMITTED.
+
+    Outside a transaction a statement has the session's default isolation, which a database
+    or a role may set higher. The first refusal is remembered for this connection; from then
+    on the call gets a transaction of its own.
+    """
+    connection = connections[using]
+    if in_transaction(connection):
+        return call()
+    if not getattr(connection, _HIGHER, False):
+        try:
+            return call()
+        except IsolationError:
+            setattr(connection, _HIGHER, True)
+    with own_transaction(using):
+        return call()
+
+
+@contextmanager
+def naming_isolation(name: str) -> Iterator[None]:
+    """Turn the functions' refusal of an old snapshot into `IsolationError`."""
+    try:
+        yield
+    except DatabaseError as error:
+        if getattr(error.__cause__, "sqlstate", None) != _WRONG_ISOLATION:
+            raise
+        raise IsolationError(
+            f"append to {name!r} needs READ COMMITTED, and this transaction has an older "
+            "snapshot that can't see the stream's last position. Use append_on_commit(), "
+            "or append outside this transaction."
+        ) from error

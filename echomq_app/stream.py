@@ -1,0 +1,562 @@
+"""The stream log: append-only, dense positions, replay and resume, never a silent gap.
+
+A *position* numbers a record from 0, without holes, in commit order. A *cursor* is the
+next position that a reader still needs, so `lag = write_cursor - cursor`. A *token* is a
+cursor that can be checked. A reader either gets every record from its cursor on, in
+order, or an error that says what happened: `CursorExpired` (trimmed), `CursorInvalid`
+(ahead, of another epoch, or history has diverged).
+
+    with transaction.atomic():
+        order.save()
+        Stream("orders").append({"id": order.id}, type="placed", key=str(order.id))
+
+`append` holds the stream's lock to the end of the transaction: right in short ones. In a
+request that runs in one (ATOMIC_REQUESTS), use `append_on_commit`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from channels.db import database_sync_to_async
+from django.db import router
+
+from . import engine
+from .cancel import CancelToken
+from .conf import current
+from .core.names import check_stream_name, is_reserved, stream_wake_group
+from .core.records import (
+    NewRecord,
+    Page,
+    Receipt,
+    StreamInfo,
+    StreamRecord,
+    TrimResult,
+    as_record,
+    encode_record,
+    token_of,
+)
+from .core.tokens import requested_cursor, verify
+from .exceptions import InvalidArgument, InvalidName, UnknownStream
+from .models import Record, appending, paging, trimming
+from .models.stream import Stream as StreamRow
+from .models.stream import new_epoch
+from .models.transactions import after_commit, own_transaction, refuse_transaction
+
+__all__ = [
+    "NewRecord",
+    "Page",
+    "Receipt",
+    "Stream",
+    "StreamInfo",
+    "StreamRecord",
+    "TrimResult",
+    "append_all",
+]
+
+Cursor = int | str | None
+MAX_LIMIT = 10_000
+_REPLAY_PAGE = 1_000
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Stream:
+    """One log, by name. Cheap to make: nothing is read before a verb is called.
+
+    `using` is a database alias; by default the router's choice for writing, for reads
+    too. Verbs with an `a` in front are the same, for async code.
+    """
+
+    def __init__(self, name: str, *, using: str | None = None) -> None:
+        self.name = check_stream_name(name)
+        self._home = router.db_for_write(Record)
+        self.using = using or self._home
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r}, using={self.using!r})"
+
+    # Writing
+
+    def append(
+        self,
+        data: Any,
+        *,
+        type: str = "",
+        key: str = "",
+        headers: Mapping[str, Any] | None = None,
+        idempotency_key: str = "",
+        expected_cursor: int | None = None,
+    ) -> Receipt:
+        """Append one record, in the caller's transaction if there is one.
+
+        Outside a transaction it is durable when this returns. Inside, other appenders of
+        this stream wait until the transaction ends, and a rollback takes the record back
+        and its position too. A known `idempotency_key` gives the first receipt again with
+        `duplicate=True`; that is decided before `expected_cursor`, so a retry can't
+        conflict with itself. Raises `WrongExpectedCursor`, `InvalidPayload`,
+        `IsolationError` (under REPEATABLE READ and SERIALIZABLE) or `DatabaseLocked`.
+        """
+        record = NewRecord(
+            data=data, type=type, key=key, headers=headers, idempotency_key=idempotency_key
+        )
+        return self.append_many([record], expected_cursor=expected_cursor)[0]
+
+    def append_many(
+        self,
+        records: Sequence[NewRecord | Mapping[str, Any]],
+        *,
+        expected_cursor: int | None = None,
+    ) -> list[Receipt]:
+        """Append records at consecutive positions, all or none; see `append`."""
+        encoded = self._encode(records)
+        if expected_cursor is not None and not _is_count(expected_cursor):
+            raise InvalidArgument(f"expected_cursor is a count from 0, not {expected_cursor!r}.")
+        receipts = appending.append(self.using, self.name, encoded, expected_cursor)
+        if encoded:
+            self._wake()
+        return receipts
+
+    def append_on_commit(
+        self,
+        data: Any,
+        *,
+        type: str = "",
+        key: str = "",
+        headers: Mapping[str, Any] | None = None,
+        idempotency_key: str = "",
+    ) -> None:
+        """Append when the caller's transaction commits, in the same commit.
+
+        The record is there if and only if the transaction is. The stream's lock is held
+        for the commit alone, so nobody waits for a long transaction. Several records of
+        one transaction keep their order. A known `idempotency_key` is skipped. Works
+        under REPEATABLE READ and SERIALIZABLE, where a worker or a tail moves the record
+        into the stream right after the commit. On SQLite it is `append`.
+        """
+        record = NewRecord(
+            data=data, type=type, key=key, headers=headers, idempotency_key=idempotency_key
+        )
+        self.append_many_on_commit([record])
+
+    def append_many_on_commit(self, records: Sequence[NewRecord | Mapping[str, Any]]) -> None:
+        """Append several records when the transaction commits; see `append_on_commit`."""
+        encoded = self._encode(records)
+        if encoded:
+            appending.append_on_commit(self.using, self.name, encoded, current().LOCK_TIMEOUT)
+            self._wake()
+
+    # Reading
+
+    def read(
+        self,
+        cursor: Cursor = None,
+        *,
+        limit: int = 100,
+        types: Collection[str] | None = None,
+        key: str | None = None,
+    ) -> Page:
+        """Read a page from `cursor`: an int, a resume token, or `None` for the oldest retained.
+
+        At most `limit` (1 to 10,000) records; with `types` or `key`, only those that match,
+        looked for in a bounded number of positions: `page.cursor` moves past what was
+        skipped. Raises `UnknownStream`, `CursorExpired` or `CursorInvalid`. An explicit
+        read from another database than the one written to (a replica) may be behind: there
+        a cursor above its head is an empty page, not an error.
+        """
+        return self._snapshot(cursor, limit=limit, types=types, key=key)[0]
+
+    def replay(
+        self,
+        cursor: Cursor = None,
+        *,
+        types: Collection[str] | None = None,
+        key: str | None = None,
+    ) -> Iterator[StreamRecord]:
+        """Iterate from `cursor` to the write cursor as it is at the start.
+
+        In pages, so memory is bounded. Raises `CursorExpired` when a trim overtakes it.
+        """
+        page = self.read(cursor, limit=_REPLAY_PAGE, types=types, key=key)
+        end = page.write_cursor
+        while True:
+            for record in page.records:
+                if record.position >= end:
+                    return
+                yield record
+            if page.cursor >= end:
+                return
+            page = self.read(page.token, limit=_REPLAY_PAGE, types=types, key=key)
+
+    def tail(
+        self,
+        cursor: Cursor = None,
+        *,
+        stop: CancelToken | None = None,
+        types: Collection[str] | None = None,
+        key: str | None = None,
+    ) -> Iterator[StreamRecord]:
+        """Iterate from `cursor` on, for ever, waiting for records; creates the stream.
+
+        Ends when `stop` is cancelled. A wake-up from the channel layer makes it quick,
+        polling (`POLL_INTERVAL`) makes it sure. Raises `InsideTransaction` inside
+        `atomic()`, and what `read` raises: `UnknownStream` when the stream is deleted.
+        """
+        for page in self.tail_pages(cursor, stop=stop, types=types, key=key):
+            yield from page.records
+
+    def tail_pages(
+        self,
+        cursor: Cursor = None,
+        *,
+        stop: CancelToken | None = None,
+        limit: int = 1_000,
+        types: Collection[str] | None = None,
+        key: str | None = None,
+    ) -> Iterator[Page]:
+        """Iterate like `tail`, by page: whenever the cursor moved, also past filtered records."""
+        follow = _Follower(self, cursor, limit=limit, types=types, key=key)
+        with engine.waiter(stream_wake_group(self.name)) as waiter:
+            unhook = stop.on_cancel(waiter.set) if stop else None
+            try:
+                while not (stop and stop.cancelled):
+                    waiter.clear()
+                    page = follow.step()
+                    if page is not None:
+                        yield page
+                    else:
+                        waiter.wait(current().POLL_INTERVAL)
+            finally:
+                if unhook is not None:
+                    unhook()
+
+    def cursor_at(self, at: dt.datetime) -> int:
+        """Find the first cursor whose record was recorded at or after `at` (aware)."""
+        _check_aware(at)
+        return trimming.cursor_at(self.using, self.name, at)
+
+    def window(self, t0: dt.datetime, t1: dt.datetime) -> Iterator[StreamRecord]:
+        """Iterate the records with `t0 <= recorded_at < t1` (aware times)."""
+        _check_aware(t1)
+        for record in self.replay(self.cursor_at(t0)):
+            if record.recorded_at >= t1:
+                return
+            yield record
+
+    def info(self) -> StreamInfo:
+        """Return what the stream holds now, with the token of the head; or `UnknownStream`."""
+        return paging.read_info(self.using, self.name)
+
+    # Keeping
+
+    def trim(
+        self,
+        *,
+        max_records: int | None = None,
+        max_age: dt.timedelta | None = None,
+        before: int | dt.datetime | None = None,
+        dry_run: bool = False,
+    ) -> TrimResult:
+        """Remove the oldest records: what any of the given limits no longer retains.
+
+        With no limit given, the retention policy in force decides. Readers below the new
+        oldest position are told `CursorExpired` from the first commit on.
+        """
+        info = self.info()
+        if max_records is None and max_age is None and before is None:
+            max_records, max_age = trimming.policy(self._row())
+        target = info.first_position
+        if max_records is not None:
+            if not _is_count(max_records):
+                raise InvalidArgument(f"max_records is a count from 0, not {max_records!r}.")
+            target = max(target, info.write_cursor - max_records)
+        if max_age is not None:
+            target = max(target, self.cursor_at(dt.datetime.now(dt.UTC) - max_age))
+        if before is not None:
+            at = self.cursor_at(before) if isinstance(before, dt.datetime) else before
+            if not _is_count(at):
+                raise InvalidArgument(f"before is a position or an aware datetime, not {at!r}.")
+            target = max(target, at)
+        target = min(target, info.write_cursor)
+        if not dry_run:
+            trimming.move_first_position(self.using, self.name, target)
+            trimming.delete_below(self.using, self.name)
+        return TrimResult(
+            stream=self.name,
+            first_position=target,
+            trimmed=target - info.first_position,
+            dry_run=dry_run,
+        )
+
+    def set_retention(
+        self, *, max_records: int | None = None, max_age: dt.timedelta | None = None
+    ) -> None:
+        """Set this stream's own retention policy; workers and `echomq_stream trim` apply it."""
+        appending.ensure(self.using, self.name)
+        StreamRow.objects.using(self.using).filter(name=self.name).update(
+            max_records=max_records, max_age=max_age
+        )
+
+    def rotate_epoch(self) -> str:
+        """Begin another life of the log and return its epoch: every token handed out is invalid.
+
+        For after a restored backup, when readers may hold positions that now mean other
+        records.
+        """
+        epoch = new_epoch()
+        rows = StreamRow.objects.using(self.using).filter(name=self.name)
+        if not rows.update(epoch=epoch):
+            raise UnknownStream(self.name)
+        self._wake()
+        return epoch
+
+    def delete(self) -> None:
+        """Delete every record and the stream. Waiting readers get `UnknownStream`."""
+        trimming.delete_stream(self.using, self.name)
+        self._wake()
+
+    def relay(self, limit: int = 1_000) -> int | None:
+        """Move committed outbox rows into the stream; return how many.
+
+        `None`: somebody else holds the stream's lock, call again. Tails and workers do this;
+        call it by hand where neither runs.
+        """
+        refuse_transaction(self.using, "relay", "Call it after the commit.")
+        moved = appending.relay(self.using, self.name, limit)
+        if moved:
+            self._wake()
+        return moved
+
+    # Async twins
+
+    async def aappend(self, data: Any, **options: Any) -> Receipt:
+        """See `append`."""
+        return await _in_thread(self.append, data, **options)
+
+    async def aappend_many(
+        self, records: Sequence[NewRecord | Mapping[str, Any]], **options: Any
+    ) -> list[Receipt]:
+        """See `append_many`."""
+        return await _in_thread(self.append_many, records, **options)
+
+    async def aappend_on_commit(self, data: Any, **options: Any) -> None:
+        """See `append_on_commit`."""
+        await _in_thread(self.append_on_commit, data, **options)
+
+    async def aread(self, cursor: Cursor = None, **options: Any) -> Page:
+        """See `read`."""
+        return await _in_thread(self.read, cursor, **options)
+
+    async def areplay(self, cursor: Cursor = None, **options: Any) -> AsyncIterator[StreamRecord]:
+        """See `replay`."""
+        async for record in _aiterate(self.replay(cursor, **options)):
+            yield record
+
+    async def atail(self, cursor: Cursor = None, **options: Any) -> AsyncIterator[StreamRecord]:
+        """See `tail`."""
+        async for page in self.atail_pages(cursor, **options):
+            for record in page.records:
+                yield record
+
+    async def atail_pages(
+        self,
+        cursor: Cursor = None,
+        *,
+        stop: CancelToken | None = None,
+        limit: int = 1_000,
+        types: Collection[str] | None = None,
+        key: str | None = None,
+    ) -> AsyncIterator[Page]:
+        """See `tail_pages`. Cancelling the task ends it too."""
+        follow = await _in_thread(
+            partial(_Follower, self, cursor, limit=limit, types=types, key=key)
+        )
+        with engine.waiter(stream_wake_group(self.name)) as waiter:
+            unhook = stop.on_cancel(waiter.set) if stop else None
+            try:
+                while not (stop and stop.cancelled):
+                    waiter.clear()
+                    page = await _in_thread(follow.step)
+                    if page is not None:
+                        yield page
+                    else:
+                        await waiter.wait_async(current().POLL_INTERVAL)
+            finally:
+                if unhook is not None:
+                    unhook()
+
+    async def acursor_at(self, at: dt.datetime) -> int:
+        """See `cursor_at`."""
+        return await _in_thread(self.cursor_at, at)
+
+    async def awindow(self, t0: dt.datetime, t1: dt.datetime) -> AsyncIterator[StreamRecord]:
+        """See `window`."""
+        async for record in _aiterate(self.window(t0, t1)):
+            yield record
+
+    async def ainfo(self) -> StreamInfo:
+        """See `info`."""
+        return await _in_thread(self.info)
+
+    async def atrim(self, **options: Any) -> TrimResult:
+        """See `trim`."""
+        return await _in_thread(self.trim, **options)
+
+    async def aset_retention(self, **options: Any) -> None:
+        """See `set_retention`."""
+        await _in_thread(self.set_retention, **options)
+
+    async def arotate_epoch(self) -> str:
+        """See `rotate_epoch`."""
+        return await _in_thread(self.rotate_epoch)
+
+    async def adelete(self) -> None:
+        """See `delete`."""
+        await _in_thread(self.delete)
+
+    async def arelay(self, limit: int = 1_000) -> int | None:
+        """See `relay`."""
+        return await _in_thread(self.relay, limit)
+
+    # Parts
+
+    def _encode(self, records: Sequence[NewRecord | Mapping[str, Any]]) -> list[bytes]:
+        if is_reserved(self.name):
+            raise InvalidName(
+                f"Only the app itself writes {self.name!r}: names that start with 'emq.' or end "
+                "with '.dead' are reserved. Choose another name."
+            )
+        limit = current().MAX_RECORD_BYTES
+        return [encode_record(as_record(record), limit=limit) for record in records]
+
+    def _wake(self) -> None:
+        after_commit(self.using, partial(engine.notify, stream_wake_group(self.name)))
+
+    def _row(self) -> StreamRow:
+        row = StreamRow.objects.using(self.using).filter(name=self.name).first()
+        if row is None:
+            raise UnknownStream(self.name)
+        return row
+
+    def _snapshot(
+        self,
+        cursor: Cursor,
+        *,
+        limit: int,
+        types: Collection[str] | None,
+        key: str | None,
+    ) -> tuple[Page, bool]:
+        """Return a page, and whether the outbox holds rows for this stream."""
+        if not _is_count(limit) or not 1 <= limit <= MAX_LIMIT:
+            raise InvalidArgument(f"limit is 1 to {MAX_LIMIT:,}, not {limit!r}.")
+        if isinstance(types, str):
+            raise InvalidArgument(f"types is a list of types, not the text {types!r}.")
+        start = requested_cursor(cursor)[0]
+        snapshot = paging.read_page(
+            self.using,
+            self.name,
+            start,
+            limit=limit,
+            types=types,
+            key=key,
+            window=max(current().FILTER_WINDOW, limit),
+        )
+        place = snapshot.place
+        error = verify(place, cursor, may_be_ahead=self.using != self._home)
+        if error is not None:
+            raise error
+        page = Page(
+            records=snapshot.records,
+            cursor=snapshot.end_cursor,
+            token=token_of(place.epoch, snapshot.end_cursor, snapshot.end_tail),
+            first_position=place.first_position,
+            write_cursor=place.write_cursor,
+            epoch=place.epoch,
+        )
+        return page, snapshot.pending
+
+
+class _Follower:
+    """One reader that goes on for ever: where it stands, and one step of it."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        cursor: Cursor,
+        *,
+        limit: int,
+        types: Collection[str] | None,
+        key: str | None,
+    ) -> None:
+        refuse_transaction(stream.using, "tail", "Call it after the commit, or use read().")
+        self._stream = stream
+        self._place = cursor
+        self._read: Callable[[Cursor], tuple[Page, bool]] = partial(
+            stream._snapshot, limit=limit, types=types, key=key
+        )
+        try:
+            self._read(cursor)
+        except UnknownStream:
+            appending.ensure(stream.using, stream.name)
+
+    def step(self) -> Page | None:
+        """Return the next page if the cursor moved, `None` if there is nothing new yet.
+
+        Goes on by token, never by number: a stream that was deleted and made anew between
+        two steps is another epoch, not an old cursor that happens to fit.
+        """
+        page, pending = self._read(self._place)
+        if not page.records and pending and self._stream.relay():
+            page, pending = self._read(self._place)
+        before = requested_cursor(self._place)[0]
+        self._place = page.token
+        return page if page.records or before is not None and page.cursor != before else None
+
+
+def append_all(
+    batches: Mapping[str, Sequence[NewRecord | Mapping[str, Any]]], *, using: str | None = None
+) -> dict[str, list[Receipt]]:
+    """Append to several streams, all or none, locking them in name order.
+
+    Transactions that append to several streams only so (or only on commit) can't
+    deadlock with each other.
+    """
+    streams = {name: Stream(name, using=using) for name in sorted(batches)}
+    encoded = {name: streams[name]._encode(batches[name]) for name in streams}
+    receipts: dict[str, list[Receipt]] = {}
+    if streams:
+        alias = next(iter(streams.values())).using
+        with own_transaction(alias):
+            for name, records in encoded.items():
+                receipts[name] = appending.append(alias, name, records)
+                if records:
+                    streams[name]._wake()
+    return receipts
+
+
+async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return await database_sync_to_async(call)(*args, **kwargs)
+
+
+async def _aiterate(iterator: Iterator[StreamRecord]) -> AsyncIterator[StreamRecord]:
+    """Iterate a sync generator from async code, a page's worth of records per thread hop."""
+
+    def some() -> list[StreamRecord]:
+        return [record for _, record in zip(range(_REPLAY_PAGE), iterator, strict=False)]
+
+    while records := await _in_thread(some):
+        for record in records:
+            yield record
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_aware(value: object) -> None:
+    if not isinstance(value, dt.datetime) or value.tzinfo is None:
+        raise InvalidArgument(f"A time here is an aware datetime (with tzinfo), not {value!r}.")
