@@ -17,14 +17,14 @@ request that runs in one (ATOMIC_REQUESTS), use `append_on_commit`.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from channels.db import database_sync_to_async
 from django.db import router
 
-from . import engine
+from . import engine, following
+from .async_stream import REPLAY_PAGE, AsyncVerbs
 from .cancel import CancelToken
 from .conf import current
 from .core.names import check_stream_name, is_reserved, stream_wake_group
@@ -41,6 +41,7 @@ from .core.records import (
 )
 from .core.tokens import requested_cursor, verify
 from .exceptions import InvalidArgument, InvalidName, UnknownStream
+from .following import Cursor
 from .models import Record, appending, paging, trimming
 from .models.stream import Stream as StreamRow
 from .models.stream import new_epoch
@@ -57,15 +58,10 @@ __all__ = [
     "append_all",
 ]
 
-Cursor = int | str | None
 MAX_LIMIT = 10_000
-_REPLAY_PAGE = 1_000
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
-class Stream:
+class Stream(AsyncVerbs):
     """One log, by name. Cheap to make: nothing is read before a verb is called.
 
     `using` is a database alias; by default the router's choice for writing, for reads
@@ -168,7 +164,7 @@ class Stream:
         read from another database than the one written to (a replica) may be behind: there
         a cursor above its head is an empty page, not an error.
         """
-        return self._snapshot(cursor, limit=limit, types=types, key=key)[0]
+        return self._page(cursor, limit=limit, types=types, key=key)[0]
 
     def replay(
         self,
@@ -181,7 +177,7 @@ class Stream:
 
         In pages, so memory is bounded. Raises `CursorExpired` when a trim overtakes it.
         """
-        page = self.read(cursor, limit=_REPLAY_PAGE, types=types, key=key)
+        page = self.read(cursor, limit=REPLAY_PAGE, types=types, key=key)
         end = page.write_cursor
         while True:
             for record in page.records:
@@ -190,7 +186,7 @@ class Stream:
                 yield record
             if page.cursor >= end:
                 return
-            page = self.read(page.token, limit=_REPLAY_PAGE, types=types, key=key)
+            page = self.read(page.token, limit=REPLAY_PAGE, types=types, key=key)
 
     def tail(
         self,
@@ -219,20 +215,8 @@ class Stream:
         key: str | None = None,
     ) -> Iterator[Page]:
         """Iterate like `tail`, by page: whenever the cursor moved, also past filtered records."""
-        follow = _Follower(self, cursor, limit=limit, types=types, key=key)
-        with engine.waiter(stream_wake_group(self.name)) as waiter:
-            unhook = stop.on_cancel(waiter.set) if stop else None
-            try:
-                while not (stop and stop.cancelled):
-                    waiter.clear()
-                    page = follow.step()
-                    if page is not None:
-                        yield page
-                    else:
-                        waiter.wait(current().POLL_INTERVAL)
-            finally:
-                if unhook is not None:
-                    unhook()
+        follower = self._follower(cursor, limit=limit, types=types, key=key)
+        yield from following.pages(self.name, follower, stop)
 
     def cursor_at(self, at: dt.datetime) -> int:
         """Find the first cursor whose record was recorded at or after `at` (aware)."""
@@ -331,97 +315,6 @@ class Stream:
             self._wake()
         return moved
 
-    # Async twins
-
-    async def aappend(self, data: Any, **options: Any) -> Receipt:
-        """See `append`."""
-        return await _in_thread(self.append, data, **options)
-
-    async def aappend_many(
-        self, records: Sequence[NewRecord | Mapping[str, Any]], **options: Any
-    ) -> list[Receipt]:
-        """See `append_many`."""
-        return await _in_thread(self.append_many, records, **options)
-
-    async def aappend_on_commit(self, data: Any, **options: Any) -> None:
-        """See `append_on_commit`."""
-        await _in_thread(self.append_on_commit, data, **options)
-
-    async def aread(self, cursor: Cursor = None, **options: Any) -> Page:
-        """See `read`."""
-        return await _in_thread(self.read, cursor, **options)
-
-    async def areplay(self, cursor: Cursor = None, **options: Any) -> AsyncIterator[StreamRecord]:
-        """See `replay`."""
-        async for record in _aiterate(self.replay(cursor, **options)):
-            yield record
-
-    async def atail(self, cursor: Cursor = None, **options: Any) -> AsyncIterator[StreamRecord]:
-        """See `tail`."""
-        async for page in self.atail_pages(cursor, **options):
-            for record in page.records:
-                yield record
-
-    async def atail_pages(
-        self,
-        cursor: Cursor = None,
-        *,
-        stop: CancelToken | None = None,
-        limit: int = 1_000,
-        types: Collection[str] | None = None,
-        key: str | None = None,
-    ) -> AsyncIterator[Page]:
-        """See `tail_pages`. Cancelling the task ends it too."""
-        follow = await _in_thread(
-            partial(_Follower, self, cursor, limit=limit, types=types, key=key)
-        )
-        with engine.waiter(stream_wake_group(self.name)) as waiter:
-            unhook = stop.on_cancel(waiter.set) if stop else None
-            try:
-                while not (stop and stop.cancelled):
-                    waiter.clear()
-                    page = await _in_thread(follow.step)
-                    if page is not None:
-                        yield page
-                    else:
-                        await waiter.wait_async(current().POLL_INTERVAL)
-            finally:
-                if unhook is not None:
-                    unhook()
-
-    async def acursor_at(self, at: dt.datetime) -> int:
-        """See `cursor_at`."""
-        return await _in_thread(self.cursor_at, at)
-
-    async def awindow(self, t0: dt.datetime, t1: dt.datetime) -> AsyncIterator[StreamRecord]:
-        """See `window`."""
-        async for record in _aiterate(self.window(t0, t1)):
-            yield record
-
-    async def ainfo(self) -> StreamInfo:
-        """See `info`."""
-        return await _in_thread(self.info)
-
-    async def atrim(self, **options: Any) -> TrimResult:
-        """See `trim`."""
-        return await _in_thread(self.trim, **options)
-
-    async def aset_retention(self, **options: Any) -> None:
-        """See `set_retention`."""
-        await _in_thread(self.set_retention, **options)
-
-    async def arotate_epoch(self) -> str:
-        """See `rotate_epoch`."""
-        return await _in_thread(self.rotate_epoch)
-
-    async def adelete(self) -> None:
-        """See `delete`."""
-        await _in_thread(self.delete)
-
-    async def arelay(self, limit: int = 1_000) -> int | None:
-        """See `relay`."""
-        return await _in_thread(self.relay, limit)
-
     # Parts
 
     def _encode(self, records: Sequence[NewRecord | Mapping[str, Any]]) -> list[bytes]:
@@ -442,7 +335,17 @@ class Stream:
             raise UnknownStream(self.name)
         return row
 
-    def _snapshot(
+    def _follower(self, cursor: Cursor, **filters: Any) -> following.Follower:
+        """Start a reader that goes on for ever; the stream is there after this."""
+        refuse_transaction(self.using, "tail", "Call it after the commit, or use read().")
+        read = partial(self._page, **filters)
+        try:
+            read(cursor)
+        except UnknownStream:
+            appending.ensure(self.using, self.name)
+        return following.Follower(read, self.relay, cursor)
+
+    def _page(
         self,
         cursor: Cursor,
         *,
@@ -480,43 +383,6 @@ class Stream:
         return page, snapshot.pending
 
 
-class _Follower:
-    """One reader that goes on for ever: where it stands, and one step of it."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        cursor: Cursor,
-        *,
-        limit: int,
-        types: Collection[str] | None,
-        key: str | None,
-    ) -> None:
-        refuse_transaction(stream.using, "tail", "Call it after the commit, or use read().")
-        self._stream = stream
-        self._place = cursor
-        self._read: Callable[[Cursor], tuple[Page, bool]] = partial(
-            stream._snapshot, limit=limit, types=types, key=key
-        )
-        try:
-            self._read(cursor)
-        except UnknownStream:
-            appending.ensure(stream.using, stream.name)
-
-    def step(self) -> Page | None:
-        """Return the next page if the cursor moved, `None` if there is nothing new yet.
-
-        Goes on by token, never by number: a stream that was deleted and made anew between
-        two steps is another epoch, not an old cursor that happens to fit.
-        """
-        page, pending = self._read(self._place)
-        if not page.records and pending and self._stream.relay():
-            page, pending = self._read(self._place)
-        before = requested_cursor(self._place)[0]
-        self._place = page.token
-        return page if page.records or before is not None and page.cursor != before else None
-
-
 def append_all(
     batches: Mapping[str, Sequence[NewRecord | Mapping[str, Any]]], *, using: str | None = None
 ) -> dict[str, list[Receipt]]:
@@ -536,21 +402,6 @@ def append_all(
                 if records:
                     streams[name]._wake()
     return receipts
-
-
-async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    return await database_sync_to_async(call)(*args, **kwargs)
-
-
-async def _aiterate(iterator: Iterator[StreamRecord]) -> AsyncIterator[StreamRecord]:
-    """Iterate a sync generator from async code, a page's worth of records per thread hop."""
-
-    def some() -> list[StreamRecord]:
-        return [record for _, record in zip(range(_REPLAY_PAGE), iterator, strict=False)]
-
-    while records := await _in_thread(some):
-        for record in records:
-            yield record
 
 
 def _is_count(value: object) -> bool:

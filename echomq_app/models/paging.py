@@ -227,5 +227,3 @@ def _tail(id: Any) -> str:
     if id is None:
         return ""
     return EventId.from_uuid(id if isinstance(id, uuid.UUID) else uuid.UUID(id)).tail
-
-

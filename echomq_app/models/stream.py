@@ -9,13 +9,16 @@ first_position)`, always looked up at or above `first_position`.
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..core.names import IDEMPOTENCY_KEY_MAX, KEY_MAX, STREAM_NAME_MAX, TYPE_MAX
 from .fields import BrandedIdField, NameField
+from .times import now, stored
 
 
 def new_epoch() -> str:
@@ -123,3 +126,12 @@ class Outbox(models.Model):
 
     def __str__(self) -> str:
         return f"{self.stream} #{self.pk}"
+
+
+def insert_stream(cursor: Any, connection: BaseDatabaseWrapper, name: str) -> None:
+    """Create a stream's row if it isn't there. A write in any case: SQLite takes its lock."""
+    cursor.execute(
+        "INSERT INTO echomq_stream (name, epoch, first_position, created_at)"
+        " VALUES (%s, %s, 0, %s) ON CONFLICT (name) DO NOTHING",
+        (name, new_epoch(), stored(now(), connection)),
+    )

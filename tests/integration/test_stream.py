@@ -168,7 +168,8 @@ class TestExpectedCursor:
 
 class TestRead:
     @pytest.mark.parametrize(
-        ("count", "limit", "pages"), [(101, 100, [100, 1, 0]), (100, 100, [100, 0]), (1, 100, [1, 0])]
+        ("count", "limit", "pages"),
+        [(101, 100, [100, 1, 0]), (100, 100, [100, 0]), (1, 100, [1, 0])],
     )
     def test_page_sizes(self, count: int, limit: int, pages: list[int]) -> None:
         stream, cursor, sizes = filled(count), 0, []
