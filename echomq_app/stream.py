@@ -338,7 +338,7 @@ class Stream(AsyncVerbs):
     def _follower(self, cursor: Cursor, **filters: Any) -> following.Follower:
         """Start a reader that goes on for ever; the stream is there after this."""
         refuse_transaction(self.using, "tail", "Call it after the commit, or use read().")
-        read = partial(self._page, **filters)
+        read = partial(self._page, with_pending=True, **filters)
         try:
             read(cursor)
         except UnknownStream:
@@ -352,8 +352,9 @@ class Stream(AsyncVerbs):
         limit: int,
         types: Collection[str] | None,
         key: str | None,
+        with_pending: bool = False,
     ) -> tuple[Page, bool]:
-        """Return a page, and whether the outbox holds rows for this stream."""
+        """Return a page, and (if asked) whether the outbox holds rows for this stream."""
         if not _is_count(limit) or not 1 <= limit <= MAX_LIMIT:
             raise InvalidArgument(f"limit is 1 to {MAX_LIMIT:,}, not {limit!r}.")
         if isinstance(types, str):
@@ -367,6 +368,7 @@ class Stream(AsyncVerbs):
             types=types,
             key=key,
             window=max(current().FILTER_WINDOW, limit),
+            with_pending=with_pending,
         )
         place = snapshot.place
         error = verify(place, cursor, may_be_ahead=self.using != self._home)

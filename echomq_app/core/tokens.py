@@ -48,15 +48,16 @@ def parse(text: str) -> ResumeToken | None:
     return ResumeToken(match[1], int(match[2]), match[3] or "")
 
 
-def requested_cursor(cursor: int | str | None) -> tuple[int | None, ResumeToken | None, bool]:
+def requested_cursor(cursor: object) -> tuple[int | None, ResumeToken | None, bool]:
     """Return (cursor, token, well_formed) of what a caller passed as a cursor."""
     if cursor is None:
         return None, None, True
     if isinstance(cursor, str):
         token = parse(cursor)
         return (token.cursor, token, True) if token else (None, None, False)
-    well_formed = isinstance(cursor, int) and not isinstance(cursor, bool) and cursor >= 0
-    return (cursor if well_formed else None), None, well_formed
+    if isinstance(cursor, int) and not isinstance(cursor, bool) and cursor >= 0:
+        return cursor, None, True
+    return None, None, False
 
 
 def verify(

@@ -51,7 +51,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Where to go on: past the last record, and past what a filter skipped."""
     end_tail: str
     pending: bool
-    """Rows of this stream wait in the outbox: the relay has work."""
+    """Rows of this stream wait in the outbox: the relay has work. Only looked for if asked."""
 
 
 def read_page(
@@ -63,6 +63,7 @@ def read_page(
     types: Collection[str] | None = None,
     key: str | None = None,
     window: int,
+    with_pending: bool = False,
 ) -> Snapshot:
     """Read at most `limit` records at or above `cursor` (`None`: the oldest retained).
 
@@ -72,7 +73,14 @@ def read_page(
     connection = connections[using]
     filtered = types is not None or key is not None
     sql, parameters = _statement(
-        connection.vendor, name, cursor, limit=limit, types=types, key=key, window=window
+        connection.vendor,
+        name,
+        cursor,
+        limit=limit,
+        types=types,
+        key=key,
+        window=window,
+        pending=_PENDING[connection.vendor] if with_pending else "NULL",
     )
     with connection.cursor() as db:
         db.execute(sql, parameters)
@@ -110,13 +118,16 @@ def _statement(
     types: Collection[str] | None,
     key: str | None,
     window: int,
+    pending: str,
 ) -> tuple[str, list[Any]]:
     greatest, least = _GREATEST[vendor], _LEAST[vendor]
     start = f"{greatest}(coalesce(%s, s.first_position), s.first_position)"
     if vendor == "postgresql":
         start = start.replace("%s", "%s::bigint")
-    where, values = f"r.position >= {start}", [cursor]
-    end_position, end_id, end_values = "NULL", "NULL", []
+    where = f"r.position >= {start}"
+    values: list[Any] = [cursor]
+    end_position, end_id = "NULL", "NULL"
+    end_values: list[Any] = []
     if types is not None or key is not None:
         end_position = f"{least}({start} + %s, {_WRITE_CURSOR[vendor]})"
         end_id = (
@@ -150,7 +161,7 @@ def _statement(
         SELECT s.epoch, s.first_position, {_WRITE_CURSOR[vendor]},
                (SELECT b.id FROM echomq_record b
                 WHERE b.stream_id = s.id AND b.position = {start} - 1),
-               {_PENDING[vendor]}, {end_position}, {end_id}, {_COLUMNS}
+               {pending}, {end_position}, {end_id}, {_COLUMNS}
         FROM echomq_stream s {join}"""
     return sql, [cursor, *end_values, *tail]
 

@@ -52,7 +52,7 @@ class Stream(models.Model):
         ordering = ("name",)
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)
 
 
 class Record(models.Model):
