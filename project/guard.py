@@ -41,7 +41,7 @@ def become(parent: int, signal: int, user: str, command: list[str]) -> None:
     if os.getppid() != parent:  # it died before the request: nobody will send the signal
         sys.exit(1)
     try:
-        os.execvp(command[0], command)
+        os.execvp(command[0], command)  # noqa: S606  (no shell is wanted)
     except OSError as error:
         sys.exit(f"{command[0]}: {error.strerror}")
 

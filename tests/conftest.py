@@ -53,9 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Say in the environment what tests/settings.py has to be; child processes inherit it."""
-    folder = private_folder("emq-tests-")
-    os.environ["ECHOMQ_TEST_FOLDER"] = str(folder.__enter__())
-    config.add_cleanup(lambda: folder.__exit__(None, None, None))
+    stack = contextlib.ExitStack()
+    config.add_cleanup(stack.close)
+    os.environ["ECHOMQ_TEST_FOLDER"] = str(stack.enter_context(private_folder("emq-tests-")))
     os.environ["ECHOMQ_TEST_DATABASE"] = config.getoption("database")
     os.environ["ECHOMQ_TEST_POOL"] = "1" if config.getoption("pool") else ""
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"

@@ -49,7 +49,7 @@ DATABASES = {"default": database("echomq"), "other": database("echomq_other")}
 CHANNEL_LAYERS = channel_layers(os.environ.get("ECHOMQ_REDIS_URL", ""))
 
 DEBUG = False
-SECRET_KEY = "tests"  # noqa: S105
+SECRET_KEY = "tests"
 ALLOWED_HOSTS = ["*"]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 LOGGING_CONFIG = None

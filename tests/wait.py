@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 
@@ -36,19 +36,32 @@ def wait_until(
         time.sleep(poll)
 
 
+@overload
 async def wait_until_async(
-    condition: Callable[[], T | Awaitable[T]],
+    condition: Callable[[], Awaitable[T]],
+    timeout: float = ...,
+    message: str = ...,
+    *,
+    poll: float = ...,
+) -> T: ...
+@overload
+async def wait_until_async(
+    condition: Callable[[], T], timeout: float = ..., message: str = ..., *, poll: float = ...
+) -> T: ...
+async def wait_until_async(
+    condition: Callable[[], object],
     timeout: float = 10.0,
     message: str = "",
     *,
     poll: float = POLL,
-) -> T:
+) -> object:
     """Do as `wait_until`, on the event loop; the condition may be a coroutine function."""
     deadline = time.monotonic() + timeout
     while True:
         late = time.monotonic() > deadline
-        result = condition()
-        value: T = await result if isawaitable(result) else result
+        value = condition()
+        if isawaitable(value):
+            value = await value
         if value:
             return value
         if late:
