@@ -47,7 +47,7 @@ class Follower:
             page, pending = self._read(self._place)
         before = requested_cursor(self._place)[0]
         self._place = page.token
-        return page if page.records or before is not None and page.cursor != before else None
+        return page if page.records or (before is not None and page.cursor != before) else None
 
 
 def pages(name: str, follower: Follower, stop: CancelToken | None) -> Iterator[Page]:

@@ -79,7 +79,7 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
         for key, item in value.items():
-            if type(key) is not str or type(item) not in _PLAIN and not _is_plain(item):
+            if type(key) is not str or (type(item) not in _PLAIN and not _is_plain(item)):
                 return False
         return True
     if kind is list or kind is tuple:

@@ -98,7 +98,7 @@ def read_page(
     zone = connection.timezone
     records = [_record(name, epoch, zone, row[7:]) for row in rows if row[7] is not None]
     start = first if cursor is None else cursor
-    if len(records) == limit and limit or records and not filtered:
+    if (len(records) == limit and limit) or (records and not filtered):
         end, tail = records[-1].cursor, records[-1].id.tail
     elif filtered and end_position is not None and end_position > start:
         end, tail = end_position, _tail(end_id)
