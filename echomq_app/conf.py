@@ -7,6 +7,7 @@ there is to set. Durations are in seconds, sizes in bytes.
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import difflib
 from functools import cache
 from typing import Any
@@ -62,6 +63,7 @@ class EchoMQSettings:
                 raise ImproperlyConfigured(
                     f"ECHOMQ[{field.name!r}] has to be a positive number, not {value!r}."
                 )
+        _check_retention(self.RETENTION)
 
 
 @cache
@@ -77,6 +79,36 @@ def current() -> EchoMQSettings:
             hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
             raise ImproperlyConfigured(f"ECHOMQ has no setting {name!r}.{hint}")
     return EchoMQSettings(**given)
+
+
+def project_setting(name: str, default: Any = None) -> Any:
+    """Return a setting of the project or of another app: for the system checks alone."""
+    return getattr(django_settings, name, default)
+
+
+def _check_retention(rules: Any) -> None:
+    where = 'ECHOMQ["RETENTION"]'
+    example = '{"orders": {"max_records": 1_000_000}, "emq.*": {"max_age": 604800}}'
+    if not isinstance(rules, dict):
+        raise ImproperlyConfigured(f"{where} has to be a dict such as {example}, not {rules!r}.")
+    for pattern, rule in rules.items():
+        if not isinstance(pattern, str) or not isinstance(rule, dict):
+            raise ImproperlyConfigured(
+                f"{where} maps names or patterns to limits, as in {example}; "
+                f"it has {pattern!r}: {rule!r}."
+            )
+        for limit, value in rule.items():
+            if limit not in ("max_records", "max_age"):
+                raise ImproperlyConfigured(
+                    f"{where}[{pattern!r}] has {limit!r}; there are max_records and max_age."
+                )
+            kinds = int if limit == "max_records" else (int, float, dt.timedelta)
+            zero = dt.timedelta(0) if isinstance(value, dt.timedelta) else 0
+            if isinstance(value, bool) or not isinstance(value, kinds) or not value > zero:
+                what = "a count" if limit == "max_records" else "seconds or a timedelta"
+                raise ImproperlyConfigured(
+                    f"{where}[{pattern!r}][{limit!r}] has to be {what} above 0, not {value!r}."
+                )
 
 
 def _reset(*, setting: str, **kwargs: Any) -> None:
