@@ -103,8 +103,8 @@ def _check_retention(rules: Any) -> None:
                     f"{where}[{pattern!r}] has {limit!r}; there are max_records and max_age."
                 )
             kinds = int if limit == "max_records" else (int, float, dt.timedelta)
-            zero = dt.timedelta(0) if isinstance(value, dt.timedelta) else 0
-            if isinstance(value, bool) or not isinstance(value, kinds) or not value > zero:
+            number = value.total_seconds() if isinstance(value, dt.timedelta) else value
+            if isinstance(value, bool) or not isinstance(value, kinds) or not number > 0:
                 what = "a count" if limit == "max_records" else "seconds or a timedelta"
                 raise ImproperlyConfigured(
                     f"{where}[{pattern!r}][{limit!r}] has to be {what} above 0, not {value!r}."
