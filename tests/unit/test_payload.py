@@ -67,7 +67,7 @@ def test_deep_and_circular() -> None:
 
 
 def test_members_of_text_choices_are_their_text() -> None:
-    class Colour(str, enum.Enum):  # as Django's TextChoices are
+    class Colour(str, enum.Enum):  # noqa: UP042  (as Django's TextChoices are)
         RED = "red"
 
     assert encode({"colour": Colour.RED}) == b'{"colour":"red"}'
