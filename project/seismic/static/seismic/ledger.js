@@ -24,6 +24,7 @@ export function newLedger() {
     epoch: null, // which life of the log, null before the first answer
     token: null, // where to resume, null = from the oldest record
     cursor: 0, // the next position needed
+    start: 0, // where this page's reading began
     first: 0, // the oldest position that the log still has
     head: 0, // the next position that will be written
     baseline: 0, // below it is history
@@ -56,7 +57,8 @@ export function onFollowing(ledger, frame) {
   const heard = ledger.early.filter((event) => event.epoch === epoch);
   const early = ledger.early.filter((event) => event.epoch !== epoch);
   const fed = heard.reduce((set, event) => ranges.add(set, event.position), []);
-  const next = { ...newLedger(), epoch, first, head, baseline, cursor: first, fed, early };
+  const next = { ...newLedger(), epoch, first, head, baseline, fed, early };
+  next.start = next.cursor = first;
   return { ledger: next, reset, heard };
 }
 
@@ -108,7 +110,7 @@ export function tally(ledger, now) {
   const lost = ranges.without(missing, ledger.skipped);
   const awaited = ranges.holes(ledger.fed, Math.max(ledger.baseline, settled), ledger.cursor);
   return {
-    history: Math.min(ledger.cursor, ledger.baseline) - Math.min(ledger.first, ledger.baseline),
+    history: ledger.baseline - Math.min(ledger.start, ledger.baseline),
     skipped: ranges.count(ledger.skipped),
     behind: Math.max(0, ledger.head - ledger.cursor),
     fed: ranges.count(ledger.fed),
@@ -129,4 +131,14 @@ function settledCursor(marks, now) {
 function withoutOld(marks, now) {
   const settled = marks.findLastIndex(([time]) => time <= now - GRACE);
   return settled > 0 ? marks.slice(settled) : marks;
+}
+
+/**
+ * What a break of the connection did to positions [from, to), or null as long as an
+ * event may still come.
+ */
+export function verdict(ledger, { from, to }, now) {
+  if (settledCursor(ledger.marks, now) < to) return null;
+  const lost = ranges.holes(ledger.fed, Math.max(from, ledger.baseline), to);
+  return { caughtUp: to - from, lost: ranges.count(lost) };
 }
