@@ -6,18 +6,22 @@ the deletes take, and a trim that was killed is finished by the next one.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fnmatch
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef
 
 from ..conf import current
 from ..core.names import RESERVED_PREFIX
+from ..core.records import TrimResult
 from ..exceptions import UnknownStream
 from . import paging
+from .overview import Overview, overview, with_ends
 from .stream import Record, Stream
+from .times import now
 
 _CHUNK = 5_000
 _QUEUE_STREAM_AGE = dt.timedelta(days=7)
@@ -98,11 +102,44 @@ def _duration(value: Any) -> dt.timedelta | None:
     return dt.timedelta(seconds=value)
 
 
-def with_policy(using: str) -> list[tuple[str, int | None, dt.timedelta | None]]:
-    """List the streams that a retention policy applies to: (name, max_records, max_age)."""
-    listed = []
-    for row in Stream.objects.using(using).order_by("name").iterator():
-        max_records, max_age = policy(row)
-        if max_records is not None or max_age is not None:
-            listed.append((row.name, max_records, max_age))
-    return listed
+def apply_retention(using: str, *, dry_run: bool = False) -> list[TrimResult]:
+    """Trim every stream to the policy in force; return what that removed, where it did.
+
+    One statement finds the streams that hold too much, or what a killed trim has left. A
+    stream that is deleted meanwhile is no error.
+    """
+    below = Record.objects.filter(stream=OuterRef("pk"), position__lt=OuterRef("first_position"))
+    streams = Stream.objects.using(using).order_by("name")
+    rows: list[Any] = list(with_ends(streams).annotate(has_expired=Exists(below)))
+    results = []
+    for row in rows:
+        with contextlib.suppress(UnknownStream):
+            ends = overview(row)
+            target = _retained_from(using, ends, *policy(row))
+            if not dry_run and (target > ends.first_position or row.has_expired):
+                move_first_position(using, ends.name, target)
+                delete_below(using, ends.name)
+            if target > ends.first_position:
+                results.append(
+                    TrimResult(
+                        stream=ends.name,
+                        first_position=target,
+                        trimmed=target - ends.first_position,
+                        dry_run=dry_run,
+                    )
+                )
+    return results
+
+
+def _retained_from(
+    using: str, ends: Overview, max_records: int | None, max_age: dt.timedelta | None
+) -> int:
+    """Return the oldest position that these limits retain."""
+    target = ends.first_position
+    if max_records is not None:
+        target = max(target, ends.write_cursor - max_records)
+    if max_age is not None:
+        since = now() - max_age
+        if ends.oldest_at is not None and ends.oldest_at < since:
+            target = max(target, cursor_at(using, ends.name, since))
+    return target
