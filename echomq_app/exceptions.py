@@ -15,7 +15,10 @@ EchoMQError
 │   └── InsideTransaction  a call that has to see commits, inside atomic()
 ├── DatabaseLocked         SQLite gave the write lock to somebody else
 ├── UnknownJob             no job of that id
+├── UnknownTask            a job's path that leads to no task
+├── EngineStopped          background work asked of a process that is ending
 ├── WorkerError            a worker that can't start or go on
+├── WorkerLost             recorded for a job whose worker stopped renewing its lease
 └── JobCancelled           raised by a handler that honours its token
 """
 
@@ -162,8 +165,20 @@ class UnknownJob(EchoMQError, LookupError):
     """No job of that id."""
 
 
+class UnknownTask(EchoMQError, LookupError):
+    """The path that a job names leads to something that is no task."""
+
+
+class EngineStopped(EchoMQError):
+    """The process is ending, so its background loop takes no more work."""
+
+
 class WorkerError(EchoMQError):
     """A worker that can't start or can't go on as configured."""
+
+
+class WorkerLost(EchoMQError):
+    """Recorded as a job's error when its worker's lease was lost: killed, or cut off."""
 
 
 class JobCancelled(EchoMQError):
