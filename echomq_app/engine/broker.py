@@ -273,7 +273,7 @@ class Losses:
         elif now >= self._next_line:
             self._next_line = now + LOG_INTERVAL
             logger.warning(
-                "event=publish_failed group=%s count=%d error=%r", group, self._unlogged, error
+                "event=publish_failed group=%s count=%d error=%s", group, self._unlogged, error
             )
             self._unlogged = 0
         signals.publish_failed.send_robust(sender=Broker, group=group, count=count, error=error)

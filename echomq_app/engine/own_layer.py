@@ -72,7 +72,7 @@ class OwnLayer:
             await self.layer.flush()
         if self.receiver is not None:
             self.receiver.cancel()
-            await asyncio.wait({self.receiver})
+            await asyncio.gather(self.receiver, return_exceptions=True)
         if self._family == _CORE:
             await self.layer.close_pools()
         elif not self._family and callable(close := getattr(self.layer, "close", None)):
