@@ -125,12 +125,15 @@ class Child:
 
         Safe to call again. A stopped (SIGSTOP) process is continued so that it can end.
         """
-        if self.running:
-            self.process.send_signal(ask)
-            self.process.send_signal(signal.SIGCONT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(grace)
-        return self.kill()
+        try:
+            if self.running:
+                self.process.send_signal(ask)
+                self.process.send_signal(signal.SIGCONT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(grace)
+        finally:  # also when the wait is interrupted
+            code = self.kill()
+        return code
 
     def kill(self) -> int:
         """End its whole process group with SIGKILL, at once; return the exit code."""

@@ -3,7 +3,8 @@
 From the environment:
 
 ECHOMQ_DATABASE    a URL, postgresql://user:password@host:5432/name. Without it,
-                   SQLite in .demo/ beside manage.py.
+                   SQLite in the demo's folder.
+ECHOMQ_DEMO_DIR    that folder; .demo/ beside manage.py by default.
 ECHOMQ_REDIS_URL   redis://host:6379/0 or unix:///path. Without it, messages stay
                    within one process.
 SECRET_KEY         needed when DEBUG is off.
@@ -21,7 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import django
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-DEMO_DIR = BASE_DIR / ".demo"
+DEMO_DIR = Path(os.environ.get("ECHOMQ_DEMO_DIR") or BASE_DIR / ".demo")
 
 DEBUG = os.environ.get("DEBUG", "1") == "1"
 SECRET_KEY = os.environ.get("SECRET_KEY") or ("only-for-the-demo" if DEBUG else "")
@@ -81,6 +82,13 @@ DATABASES = databases(os.environ.get("ECHOMQ_DATABASE", ""))
 CHANNEL_LAYERS = channel_layers(os.environ.get("ECHOMQ_REDIS_URL", ""))
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+TASKS = {
+    "default": {
+        "BACKEND": "echomq_app.jobs.backend.EchoMQBackend",
+        "QUEUES": ["default", "seismic"],
+    }
+}
+
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",
@@ -90,7 +98,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "channels",
     "echomq_app",
-    "project",
+    "project.seismic",
 ]
 
 MIDDLEWARE = [
