@@ -48,6 +48,9 @@ DATABASES = {"default": database("echomq"), "other": database("echomq_other")}
 # Off unless a test or its environment asks: in memory, and Redis by ECHOMQ_REDIS_URL.
 CHANNEL_LAYERS = channel_layers(os.environ.get("ECHOMQ_REDIS_URL", ""))
 
+# No QUEUES: any name will do.
+TASKS = {"default": {"BACKEND": "echomq_app.jobs.backend.EchoMQBackend", "QUEUES": []}}
+
 DEBUG = False
 SECRET_KEY = "tests"
 ALLOWED_HOSTS = ["*"]

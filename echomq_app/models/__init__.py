@@ -1,5 +1,7 @@
 """The tables, and the statements that work on them."""
 
+from .job import CancelRequest, Job, JobState
 from .stream import Outbox, Record, Stream
+from .worker import Worker
 
-__all__ = ["Outbox", "Record", "Stream"]
+__all__ = ["CancelRequest", "Job", "JobState", "Outbox", "Record", "Stream", "Worker"]

@@ -20,7 +20,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 
-SQL_FILES = ("append_v1.sql", "outbox_v1.sql", "guards_v1.sql")
+SQL_FILES = ("append_v1.sql", "outbox_v1.sql", "guards_v1.sql", "jobs_v1.sql")
 
 FUNCTIONS = (
     "echomq_append_v1",
@@ -34,6 +34,8 @@ FUNCTIONS = (
     "echomq_record_no_update_v1",
     "echomq_record_no_delete_v1",
     "echomq_stream_no_delete_v1",
+    "echomq_job_text_v1",
+    "echomq_claim_v1",
 )
 
 TRIGGERS = {

@@ -1,0 +1,139 @@
+"""Database connections of the worker itself, apart from those of its handlers.
+
+Each of the worker's own threads has one connection, made for it: outside the project's
+pool (whose four connections the handlers may hold while the lease has to be renewed),
+READ COMMITTED whatever the project has chosen (a claim has to see what was committed),
+and noticing within seconds that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+from django.db import InterfaceError, OperationalError, connections, transaction
+
+from ..exceptions import DatabaseLocked
+from .wakeup import Wakeup
+
+logger = logging.getLogger("echomq.jobs")
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 5.0
+TRANSIENT = (OperationalError, InterfaceError, DatabaseLocked)
+"""What a moment later may go well: no connection, a lock, a deadlock, a full pool."""
+
+# Seconds (and milliseconds), so that a half-open socket is found out. A project's own
+# OPTIONS win.
+_POSTGRES_OPTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+_PLAIN = "_echomq_read_committed"
+
+T = TypeVar("T")
+
+
+@contextmanager
+def service_connection(using: str, purpose: str) -> Iterator[None]:
+    """Give this thread a connection of its own for `using`, and close it at the end.
+
+    `purpose` stands in PostgreSQL's `application_name`.
+    """
+    previous = connections[using]
+    own = previous.copy()
+    own.settings_dict = _settings(own.vendor, own.settings_dict, purpose)
+    connections[using] = own
+    try:
+        yield
+    finally:
+        own.close()
+        connections[using] = previous
+
+
+def _settings(vendor: str, settings: dict[str, Any], purpose: str) -> dict[str, Any]:
+    given = dict(settings.get("OPTIONS", {}))
+    given.pop("pool", None)
+    # It lives as long as the thread.
+    settings = {**settings, "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": False}
+    if vendor == "sqlite":
+        given["transaction_mode"] = "IMMEDIATE"
+        return {**settings, "OPTIONS": given}
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+    options = {
+        **_POSTGRES_OPTIONS,
+        **given,
+        "application_name": f"echomq {purpose}",
+        "isolation_level": IsolationLevel.READ_COMMITTED,
+    }
+    return {**settings, "OPTIONS": options}
+
+
+def read_committed(using: str) -> AbstractContextManager[Any]:
+    """Make one statement READ COMMITTED: a transaction, where the server's default is higher.
+
+    (The connection's own isolation level holds in transactions only.)
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return nullcontext()
+    plain = getattr(connection, _PLAIN, None)
+    if plain is None:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW default_transaction_isolation")
+            plain = cursor.fetchone()[0] == "read committed"
+        setattr(connection, _PLAIN, plain)
+    return nullcontext() if plain else transaction.atomic(using=using)
+
+
+class Persistent:
+    """Runs database work that has to succeed some time: again and again, with pauses.
+
+    One per thread. `wakeup` ends a pause early when it is closed.
+    """
+
+    def __init__(
+        self, using: str, wakeup: Wakeup, *, longest_pause: float = _LONGEST_PAUSE
+    ) -> None:
+        self._using = using
+        self._wakeup = wakeup
+        self._longest_pause = longest_pause
+        self._failures = 0
+
+    def attempt(self, what: str, call: Callable[[], T], default: T) -> T:
+        """Run `call` once. On an error, log it, drop the connection, and pause.
+
+        Returns `default` then: the caller's loop comes round again.
+        """
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001  (the loop goes on, and says what it met)
+            self._failed(what, error)
+            return default
+        self._failures = 0
+        return result
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._failures += 1
+        pause = min(self._longest_pause, _FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
+        expected = isinstance(error, TRANSIENT)
+        logger.log(
+            logging.WARNING if expected else logging.ERROR,
+            "event=worker_error thread=%s doing=%s failures=%d pause=%.2f error=%r",
+            threading.current_thread().name,
+            what,
+            self._failures,
+            pause,
+            str(error).strip().partition("\n")[0] or type(error).__name__,
+            exc_info=None if expected else error,
+        )
+        connections[self._using].close()
+        self._wakeup.pause(pause)

@@ -1,0 +1,197 @@
+"""Run one attempt: import the task, call the handler, say how it ended.
+
+What the handler raises never leaves here, not even `SystemExit` or `CancelledError`:
+every attempt has an outcome. The database connections of the handler's thread are
+closed around it as Django does around a request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from inspect import iscoroutinefunction
+from typing import Any
+
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.db import close_old_connections, connections
+
+from ..conf import current
+from ..core.payload import encode
+from ..exceptions import InvalidPayload, JobCancelled
+from ..models.times import now
+from .context import JobContext, Report
+from .outcomes import Ending, Outcome, error_record
+from .results import JobResult, as_django, error_of, result_of_claim
+from .running import Asked, RunningJob
+from .tasks import load_task
+from .tasks_api import Task, TaskResultStatus, normalize_json, task_finished, task_started
+
+logger = logging.getLogger("echomq.jobs")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A handler and what it is called with."""
+
+    job: RunningJob
+    task: Task
+    result: JobResult
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+def prepare(job: RunningJob, report: Report) -> Call | Outcome | None:
+    """Import the task and make the call; the outcome, if that fails."""
+    claimed = job.claimed
+    try:
+        task = load_task(claimed.task_path)
+        result = result_of_claim(claimed, task)
+        args = list(claimed.arguments["args"])
+        kwargs = dict(claimed.arguments["kwargs"])
+    except BaseException as error:  # noqa: BLE001  (an import may even exit)
+        return _raised(job, error)
+    job.start_clock()
+    if task.takes_context:
+        context = JobContext(
+            task_result=result,
+            job_id=claimed.id,
+            cancel=job.token,
+            _attempt=claimed.attempt,
+            _report=report,
+        )
+        args.insert(0, context)
+    return Call(job=job, task=task, result=result, args=args, kwargs=kwargs)
+
+
+def is_async(call: Call) -> bool:
+    """Tell whether the handler runs on the event loop."""
+    return iscoroutinefunction(call.task.func)
+
+
+def run_sync(call: Call) -> Outcome | None:
+    """Call the handler in this thread."""
+    close_old_connections()
+    try:
+        _send(task_started, call)
+        try:
+            value = call.task.func(*call.args, **call.kwargs)
+        except BaseException as error:  # noqa: BLE001
+            return _ended(call, error)
+        return _returned(call, value)
+    finally:
+        close_old_connections()
+
+
+async def run_async(call: Call) -> Outcome | None:
+    """Call the handler on this loop; what it does in threads has a thread of its own."""
+    async with ThreadSensitiveContext():
+        try:
+            await sync_to_async(_send)(task_started, call)
+            try:
+                value = await call.task.func(*call.args, **call.kwargs)
+            except BaseException as error:  # noqa: BLE001
+                return await sync_to_async(_ended_async)(call, error)
+            return await sync_to_async(_returned)(call, value)
+        finally:
+            # The thread ends with the context: a connection kept there would leak.
+            await sync_to_async(connections.close_all)()
+
+
+def _returned(call: Call, value: Any) -> Outcome | None:
+    try:
+        plain = normalize_json(value)
+        text = encode(plain, limit=current().MAX_RECORD_BYTES, what="the job's result").decode()
+    except (TypeError, ValueError) as error:
+        try:
+            raise InvalidPayload(f"The job's result can't be stored as JSON: {error}") from error
+        except InvalidPayload as refused:
+            return _ended(call, refused)
+    _finish_result(call, TaskResultStatus.SUCCESSFUL, plain)
+    return call.job.finish(Ending.RETURNED, at=now(), result=text)
+
+
+def _ended_async(call: Call, error: BaseException) -> Outcome | None:
+    # In another thread the exception isn't the current one; receivers log the current one.
+    try:
+        raise error
+    except BaseException:  # noqa: BLE001
+        return _ended(call, error)
+
+
+def _ended(call: Call, error: BaseException) -> Outcome | None:
+    """Say what an exception means. Called while it is handled."""
+    job = call.job
+    if isinstance(error, JobCancelled):
+        if job.timed_out:
+            error = _timeout_of(error)
+        else:
+            return _stopped(call, error)
+    outcome = _raised(job, error)
+    if outcome is not None and _is_last(job):
+        if outcome.error is not None:
+            call.result.errors.append(error_of(outcome.error))
+        _finish_result(call, TaskResultStatus.FAILED)
+    return outcome
+
+
+def _stopped(call: Call, error: JobCancelled) -> Outcome | None:
+    job = call.job
+    outcome = job.finish(Ending.STOPPED, at=now(), reason=error.reason)
+    if outcome is not None and not outcome.by_worker:
+        record = error_record(
+            error, attempt=outcome.attempt, worker=job.claimed.worker_name, at=outcome.at
+        )
+        call.result.errors.append(error_of(record))
+        _finish_result(call, TaskResultStatus.FAILED)
+    return outcome
+
+
+def _raised(job: RunningJob, error: BaseException) -> Outcome | None:
+    at = now()
+    claimed = job.claimed
+    record = error_record(error, attempt=claimed.attempt, worker=claimed.worker_name, at=at)
+    logger.warning(
+        "event=attempt_failed job=%s task=%s attempt=%d of=%d error=%s",
+        claimed.id,
+        claimed.task_path,
+        claimed.attempt,
+        claimed.max_attempts,
+        record["class"],
+        exc_info=error,
+    )
+    return job.finish(Ending.RAISED, at=at, error=record)
+
+
+def _timeout_of(error: JobCancelled) -> TimeoutError:
+    timeout = TimeoutError(error.reason or "the job's timeout passed")
+    timeout.__cause__ = error
+    return timeout
+
+
+def _is_last(job: RunningJob) -> bool:
+    """Tell whether this failure is the end, as far as this worker knows."""
+    claimed = job.claimed
+    return job.asked is Asked.CANCEL or claimed.attempt >= claimed.max_attempts
+
+
+def _finish_result(call: Call, status: Any, value: Any = None) -> None:
+    for name, new in (
+        ("status", status),
+        ("finished_at", as_django(now())),
+        ("_return_value", value),
+    ):
+        object.__setattr__(call.result, name, new)
+    _send(task_finished, call)
+
+
+def _send(signal: Any, call: Call) -> None:
+    """Send one of Django's task signals. A receiver's error is its own."""
+    responses = signal.send_robust(type(call.task.get_backend()), task_result=call.result)
+    for receiver, response in responses:
+        if isinstance(response, Exception):
+            logger.error(
+                "event=receiver_failed receiver=%r job=%s",
+                receiver,
+                call.job.claimed.id,
+                exc_info=response,
+            )

@@ -1,0 +1,178 @@
+"""What some worker has to do now and then, for everybody: every worker does it.
+
+Promote scheduled jobs that are due, take jobs away from workers whose lease has run
+out, cancel jobs that went back to the queue after somebody had asked, trim streams,
+forget old workers. All of it may run in any number of workers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from django.db import connections, transaction
+from django.db.models import Exists, OuterRef
+from django.utils import timezone
+
+from .. import engine
+from ..core.ids import JobId
+from ..core.names import queue_wake_group
+from ..exceptions import WorkerLost
+from ..models import trimming
+from ..models.job import FINISHED, CancelRequest, Job, JobState
+from ..models.times import now
+from ..models.worker import Worker
+from . import journal
+from .connections import Persistent, service_connection
+from .control import cancel_waiting
+from .outcomes import Ending, Outcome, error_record
+from .transitions import settle
+from .wakeup import Wakeup
+
+logger = logging.getLogger("echomq.jobs")
+
+PAGE = 100
+PROMOTE_BATCH = 1000
+RETENTION_INTERVAL = 60.0
+
+
+class Housekeeper:
+    """One thread with one connection; see the module."""
+
+    def __init__(
+        self,
+        using: str,
+        queues: Collection[str],
+        *,
+        interval: float,
+        on_ready: Callable[[], object],
+    ) -> None:
+        self._using = using
+        self._queues = sorted(queues)
+        self._interval = interval
+        self._on_ready = on_ready
+        self._wakeup = Wakeup()
+        self._next_retention = time.monotonic() + RETENTION_INTERVAL
+        self._thread = threading.Thread(target=self._run, name="echomq-housekeeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """Stop, after what it is at."""
+        self._wakeup.close()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        with service_connection(self._using, "housekeeper"):
+            persistent = Persistent(self._using, self._wakeup)
+            while not self._wakeup.closed:
+                pause = persistent.attempt("promote", self._promote, default=self._interval)
+                persistent.attempt("rescue", self._rescue, default=None)
+                persistent.attempt("sweep", self._sweep, default=None)
+                if time.monotonic() >= self._next_retention:
+                    self._next_retention = time.monotonic() + RETENTION_INTERVAL
+                    persistent.attempt("retention", self._retain, default=None)
+                self._wakeup.wait(pause)
+
+    def _promote(self) -> float:
+        """Make due jobs ready; return the seconds until there is something to do again."""
+        for queue in promote(self._using, self._queues):
+            self._on_ready()
+            engine.notify(queue_wake_group(queue))
+        soonest = self._interval
+        for queue in self._queues:
+            waiting = Job.objects.using(self._using).filter(queue=queue, state=JobState.SCHEDULED)
+            next_due = waiting.order_by("run_after").values_list("run_after", flat=True).first()
+            if next_due is not None:
+                soonest = min(soonest, (next_due - timezone.now()).total_seconds())
+        return max(0.01, soonest)
+
+    def _rescue(self) -> None:
+        if rescue(self._using):
+            self._on_ready()
+
+    def _sweep(self) -> None:
+        sweep(self._using)
+
+    def _retain(self) -> None:
+        Worker.objects.using(self._using).prune()
+        trimming.apply_retention(self._using)
+
+
+def promote(using: str, queues: Collection[str]) -> set[str]:
+    """Make scheduled jobs ready whose time has come; return their queues."""
+    due = Job.objects.using(using).in_queues(queues).due(timezone.now())
+    # Without the write lock: most of the time there is nothing to do.
+    if not due.exists():
+        return set()
+    with transaction.atomic(using=using):
+        some = due.order_by("queue", "run_after")
+        if connections[using].features.has_select_for_update_skip_locked:
+            some = some.skip_locked()
+        found = dict(some.values_list("pk", "queue")[:PROMOTE_BATCH])
+        Job.objects.using(using).filter(pk__in=found, state=JobState.SCHEDULED).update(
+            state=JobState.READY
+        )
+    return set(found.values())
+
+
+def rescue(using: str) -> int:
+    """Take jobs away from workers whose lease has run out; return how many."""
+    with transaction.atomic(using=using):
+        lost = Worker.objects.using(using).lose_expired()
+    if lost:
+        logger.error("event=leases_expired count=%d noticed_by=%s", lost, socket.gethostname())
+    abandoned = Job.objects.using(using).abandoned().order_by("pk")
+    rescued = 0
+    page = list(abandoned[:PAGE])
+    while page:
+        settlement = settle(using, [_abandoned(job) for job in page])
+        journal.publish(settlement.entries)
+        rescued += len(page) - len(settlement.later) - len(settlement.lost)
+        # By key, not from the front: rows that somebody holds stay, and must not hide others.
+        page = list(abandoned.filter(pk__gt=page[-1].pk)[:PAGE])
+    return rescued
+
+
+def sweep(using: str) -> None:
+    """Cancel waiting jobs that somebody asked to cancel, and forget answered requests.
+
+    A request may be written in the very moment in which the job goes back to the queue;
+    no claim takes such a job, and here it ends.
+    """
+    requests = CancelRequest.objects.using(using)
+    waiting = Job.objects.using(using).waiting().cancel_requested().order_by("pk")
+    for job in waiting[:PAGE]:
+        request = requests.filter(job=job).first()
+        if request is not None:
+            with transaction.atomic(using=using):
+                cancel_waiting(using, JobId.parse(job.pk), request.reason)
+    unfinished = Job.objects.filter(pk=OuterRef("job")).exclude(state__in=FINISHED)
+    answered = requests.filter(~Exists(unfinished))
+    if answered.exists():
+        answered.delete()
+
+
+def _abandoned(job: Job) -> Outcome:
+    at = now()
+    error = WorkerLost(
+        f"Worker {job.worker_name} stopped renewing its lease during attempt {job.attempt}: "
+        "it was killed, or cut off from the database."
+    )
+    return Outcome(
+        id=job.pk,
+        queue=job.queue,
+        task_path=job.task_path,
+        fence=job.fence,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        ending=Ending.ABANDONED,
+        at=at,
+        options=job.options,
+        errors=job.errors,
+        error=error_record(error, attempt=job.attempt, worker=job.worker_name, at=at),
+    )

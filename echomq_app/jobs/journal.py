@@ -1,0 +1,94 @@
+"""What is told about jobs: one shape for the log (`emq.<queue>`) and the feed.
+
+An entry is written in the transaction that makes it true, and published after its
+commit. On PostgreSQL it goes to the outbox, from where the relay moves it into the
+queue's stream: nobody holds that stream's lock while a client thinks. On SQLite, where
+there is one writer anyway, it is appended at once.
+
+Every entry has `id`, `task`, `state`, `attempt` and `at`. The final ones (`completed`,
+`failed`, `cancelled`) have `reason` and `finished_at` too.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from django.db import connections
+
+from .. import events
+from ..core.ids import JobId
+from ..core.names import queue_stream
+from ..models import appending
+from ..models.times import aware
+
+logger = logging.getLogger("echomq.jobs")
+
+ENQUEUED = "enqueued"
+STARTED = "started"
+PROGRESS = "progress"
+COMPLETED = "completed"
+FAILED = "failed"
+RETRYING = "retrying"
+CANCEL_REQUESTED = "cancel_requested"
+CANCELLED = "cancelled"
+STALLED = "stalled"
+
+
+class Entry(NamedTuple):
+    """One thing that happened to a job."""
+
+    queue: str
+    event: str
+    job_id: JobId
+    data: dict[str, Any]
+
+
+def timestamp(value: dt.datetime | None) -> str | None:
+    """Return a time as the journal writes it: ISO 8601 in UTC, with microseconds."""
+    if value is None:
+        return None
+    return aware(value, None).astimezone(dt.UTC).isoformat(timespec="microseconds")
+
+
+def write(using: str, entries: Sequence[Entry]) -> None:
+    """Record entries in the caller's transaction, in this order within a queue."""
+    if not entries:
+        return
+    encoded = [
+        msgspec.json.encode(
+            {"type": entry.event, "key": str(entry.job_id), "data": entry.data}
+        ).decode()
+        for entry in entries
+    ]
+    connection = connections[using]
+    if connection.vendor == "sqlite":
+        by_queue: dict[str, list[bytes]] = {}
+        for entry, text in zip(entries, encoded, strict=True):
+            by_queue.setdefault(entry.queue, []).append(text.encode())
+        for queue in sorted(by_queue):
+            appending.append(using, queue_stream(queue), by_queue[queue])
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO echomq_outbox (stream, record, xact)"
+            " SELECT stream, record::jsonb, NULL"
+            " FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY AS e(stream, record, n)"
+            " ORDER BY n",
+            ([queue_stream(entry.queue) for entry in entries], encoded),
+        )
+
+
+def publish(entries: Iterable[Entry]) -> None:
+    """Send committed entries to the feed: one message per queue. Never raises."""
+    by_queue: dict[str, list[tuple[str, JobId, dict[str, Any]]]] = {}
+    for queue, event, job_id, data in entries:
+        by_queue.setdefault(queue, []).append((event, job_id, data))
+    for queue, messages in by_queue.items():
+        try:
+            events.publish_many(queue, messages)
+        except Exception:
+            logger.exception("event=publish_failed queue=%s count=%d", queue, len(messages))

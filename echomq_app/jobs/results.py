@@ -1,0 +1,141 @@
+"""A job's row as Django's TaskResult, with what Django's four states can't say."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable
+from typing import Any
+
+from django.utils import timezone
+
+from ..models.job import Job, JobState
+from .claims import ClaimedJob
+from .tasks import task_for
+from .tasks_api import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    TASK_REFRESH_ATTRS,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultStatus,
+)
+
+CANCELLED_PATH = "echomq_app.exceptions.JobCancelled"
+
+STATUS = {
+    JobState.READY: TaskResultStatus.READY,
+    JobState.SCHEDULED: TaskResultStatus.READY,
+    JobState.RUNNING: TaskResultStatus.RUNNING,
+    JobState.COMPLETED: TaskResultStatus.SUCCESSFUL,
+    JobState.FAILED: TaskResultStatus.FAILED,
+    JobState.CANCELLED: TaskResultStatus.FAILED,
+}
+_REFRESHED = (*TASK_REFRESH_ATTRS, "state", "cancel_reason", "progress", "progress_note")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult(TaskResult):  # type: ignore[misc]  # frozen, in Django itself
+    """Django's task result, and the job's own state.
+
+    `id` is the JOB id. A cancelled job has the status FAILED, and the class path of its
+    last error is `echomq_app.exceptions.JobCancelled`. `state` is one of `ready`,
+    `scheduled`, `running`, `completed`, `failed`, `cancelled`.
+    """
+
+    state: str = JobState.READY.value
+    cancel_reason: str | None = None
+    progress: float | None = None
+    progress_note: str = ""
+
+    def refresh(self) -> None:
+        """Read the job again."""
+        self._take(self.task.get_backend().get_result(self.id))
+
+    async def arefresh(self) -> None:
+        """See refresh()."""
+        self._take(await self.task.get_backend().aget_result(self.id))
+
+    def _take(self, other: TaskResult) -> None:
+        for name in _REFRESHED:
+            object.__setattr__(self, name, getattr(other, name))
+
+
+def result_of(job: Job, backend: str) -> JobResult:
+    """Make the result of a stored job, also of one whose task is gone."""
+    arguments = job.arguments if isinstance(job.arguments, dict) else {}
+    state = JobState(job.state)
+    result = JobResult(
+        task=task_for(
+            job.task_path,
+            backend=backend,
+            queue_name=job.queue,
+            priority=job.priority,
+            run_after=job.run_after if state is JobState.SCHEDULED else None,
+        ),
+        id=str(job.pk),
+        status=STATUS[state],
+        enqueued_at=job.enqueued_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        last_attempted_at=job.attempted_at,
+        args=arguments.get("args", []),
+        kwargs=arguments.get("kwargs", {}),
+        backend=backend,
+        errors=_errors(job),
+        worker_ids=_worker_ids(job.errors, job.worker_name, job.attempt),
+        state=state.value,
+        cancel_reason=job.cancel_reason or None,
+        progress=job.progress,
+        progress_note=job.progress_note,
+    )
+    if state is JobState.COMPLETED:
+        object.__setattr__(result, "_return_value", job.result)
+    return result
+
+
+def result_of_claim(claimed: ClaimedJob, task: Task) -> JobResult:
+    """Make the result that a running handler's context and signals carry."""
+    return JobResult(
+        task=task,
+        id=str(claimed.id),
+        status=TaskResultStatus.RUNNING,
+        enqueued_at=as_django(claimed.enqueued_at),
+        started_at=as_django(claimed.started_at),
+        finished_at=None,
+        last_attempted_at=as_django(claimed.attempted_at),
+        args=claimed.arguments["args"],
+        kwargs=claimed.arguments["kwargs"],
+        backend=claimed.options.get("backend", DEFAULT_TASK_BACKEND_ALIAS),
+        errors=[error_of(record) for record in claimed.errors],
+        worker_ids=_worker_ids(claimed.errors, claimed.worker_name, claimed.attempt),
+        state=JobState.RUNNING.value,
+    )
+
+
+def as_django(value: dt.datetime) -> dt.datetime:
+    """Return an aware time as this project has them: naive with USE_TZ = False."""
+    return value if timezone.is_aware(timezone.now()) else timezone.make_naive(value)
+
+
+def error_of(record: dict[str, Any]) -> TaskError:
+    """Make Django's error of one entry in a job's `errors`."""
+    return TaskError(
+        exception_class_path=record.get("class", ""), traceback=record.get("traceback", "")
+    )
+
+
+def _errors(job: Job) -> list[TaskError]:
+    errors = [error_of(record) for record in job.errors]
+    if job.state == JobState.CANCELLED:
+        reason = job.cancel_reason or "cancelled"
+        errors.append(TaskError(exception_class_path=CANCELLED_PATH, traceback=reason))
+    return errors
+
+
+def _worker_ids(errors: Iterable[dict[str, Any]], last: str, attempt: int) -> list[str]:
+    """Name the worker of each attempt: its number is what Django counts attempts by."""
+    if not attempt:
+        return []
+    earlier = [record.get("worker", "") for record in errors if record.get("attempt", 0) < attempt]
+    return [*earlier, last]

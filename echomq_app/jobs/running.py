@@ -1,0 +1,99 @@
+"""A job between its claim and its end, in this process."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from typing import Any
+
+from .. import cancel
+from .claims import ClaimedJob
+from .options import JobOptions
+from .outcomes import Ending, Outcome
+
+
+class Asked(enum.Enum):
+    """Who asked the handler to stop."""
+
+    CANCEL = "cancel"
+    """Somebody cancelled the job: it ends as cancelled."""
+    SHUTDOWN = "shutdown"
+    LEASE_LOST = "lease_lost"
+
+
+class RunningJob:
+    """One attempt: the claim, the token, and who cancelled it.
+
+    `finish` may be called by the handler's thread and by a worker that gives up waiting:
+    the first call counts.
+    """
+
+    __slots__ = ("_asked", "_finished", "_token", "claimed", "progress", "token")
+
+    def __init__(self, claimed: ClaimedJob) -> None:
+        self.claimed = claimed
+        self._token = cancel.new()
+        self.token = self._token
+        # What the handler reported last; written by the completer.
+        self.progress: tuple[float, str] | None = None
+        # `setdefault` on a dict is atomic: whoever is first decides.
+        self._asked: dict[str, Asked] = {}
+        self._finished: dict[str, object] = {}
+
+    def start_clock(self) -> None:
+        """Let the job's timeout, if it has one, run from now."""
+        timeout = JobOptions.stored_in(self.claimed.options).timeout
+        if timeout is not None:
+            self.token = self._token.with_deadline(timeout)
+
+    def ask(self, who: Asked, reason: str | None) -> None:
+        """Cancel the handler's token. The first who asks decides what a stop means."""
+        self._asked.setdefault("who", who)
+        self._token.cancel(reason)
+
+    @property
+    def asked(self) -> Asked | None:
+        """Who asked first, if anybody did."""
+        return self._asked.get("who")
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the token was cancelled by the deadline alone."""
+        return self.token.cancelled and not self._token.cancelled
+
+    @property
+    def finished(self) -> bool:
+        """Whether the attempt has an outcome."""
+        return bool(self._finished)
+
+    def finish(
+        self,
+        ending: Ending,
+        *,
+        at: dt.datetime,
+        result: str | None = None,
+        error: dict[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> Outcome | None:
+        """Return the outcome to write; None if the attempt has one already."""
+        mine = object()
+        if self._finished.setdefault("by", mine) is not mine:
+            return None
+        claimed = self.claimed
+        return Outcome(
+            id=claimed.id,
+            queue=claimed.queue,
+            task_path=claimed.task_path,
+            fence=claimed.fence,
+            attempt=claimed.attempt,
+            max_attempts=claimed.max_attempts,
+            ending=ending,
+            at=at,
+            options=claimed.options,
+            errors=claimed.errors,
+            result=result,
+            error=error,
+            reason=reason,
+            by_worker=self.asked in {Asked.SHUTDOWN, Asked.LEASE_LOST},
+            progress=self.progress,
+        )

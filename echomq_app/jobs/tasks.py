@@ -1,0 +1,92 @@
+"""The task class of our backends, and how a stored path becomes a task again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from ..exceptions import UnknownTask
+from .context import JobContext
+from .options import JobOptions, declared
+from .tasks_api import InvalidTask, Task, TaskContext
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EchoMQTask(Task):
+    """A task that may carry its job options: `@task(max_attempts=5)`.
+
+    Such keyword arguments need Django 6.1 (or django-tasks); `@job_options` says the same
+    everywhere. `None` leaves the option to `@job_options` and the backend's OPTIONS.
+    """
+
+    max_attempts: int | None = None
+    backoff: float | None = None
+    backoff_max: float | None = None
+    timeout: float | None = None
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function; a backend that knows only Django's context gets ours made."""
+        return Task.call(self, *_with_job_context(self, args), **kwargs)
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """See call()."""
+        return await Task.acall(self, *_with_job_context(self, args), **kwargs)
+
+
+def _with_job_context(task: Task, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if task.takes_context and args and type(args[0]) is TaskContext:
+        return (JobContext.detached(args[0].task_result), *args[1:])
+    return args
+
+
+def options_of(task: Task, defaults: Mapping[str, Any]) -> JobOptions:
+    """Resolve a task's options; raise `InvalidArgument` for a wrong one."""
+    own = {
+        field.name: value
+        for field in dataclasses.fields(JobOptions)
+        if (value := getattr(task, field.name, None)) is not None
+    }
+    return JobOptions.made_of(defaults, declared(task.func), own)
+
+
+def load_task(path: str) -> Task:
+    """Import the task that a job names.
+
+    Raises what the import raises, and `UnknownTask` where there is something else.
+    """
+    found = import_string(path)
+    if not isinstance(found, Task):  # type: ignore[misc]  # not generic at run time
+        raise UnknownTask(
+            f"{path} is {type(found).__name__}, not a task. Was the @task decorator removed? "
+            "Put it back, or cancel the job."
+        )
+    return found
+
+
+def task_for(path: str, *, backend: str, **attributes: Any) -> Task:
+    """Return the task of a stored job, whatever has become of its code.
+
+    A result has to name a task even if its module is gone: then it is one of the same
+    path that can't be called. `attributes` (queue, priority, run_after) are left out
+    where the settings no longer allow them.
+    """
+    try:
+        task = load_task(path)
+    except Exception:  # noqa: BLE001  (an import may raise anything, and none is ours)
+        task = EchoMQTask(func=_missing(path), backend=backend)
+    try:
+        return dataclasses.replace(task, **attributes)
+    except InvalidTask:
+        return task
+
+
+def _missing(path: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise UnknownTask(f"There is no task {path} any more.")
+
+    module, _, name = path.rpartition(".")
+    call.__module__, call.__name__, call.__qualname__ = module, name, name
+    return call

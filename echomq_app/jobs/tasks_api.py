@@ -1,0 +1,106 @@
+"""Django's Tasks API, wherever it lives: the one place that knows.
+
+`django.tasks` from Django 6.0 on, the `django-tasks` package before. The rest of the
+app, and projects that support both, import from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
+
+import django
+from django.core.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING or django.VERSION >= (6, 0):
+    from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.backends.dummy import DummyBackend
+    from django.tasks.backends.immediate import ImmediateBackend
+    from django.tasks.base import TASK_REFRESH_ATTRS, TaskError, TaskResultStatus
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist, TaskResultMismatch
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
+else:
+    try:
+        from django_tasks import DEFAULT_TASK_BACKEND_ALIAS, task, task_backends
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            "Django before 6.0 has no Tasks API of its own. Install the package that "
+            "backports it: pip install 'django-echomq[django52]' (or django-tasks)."
+        ) from error
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.backends.dummy import DummyBackend
+    from django_tasks.backends.immediate import ImmediateBackend
+    from django_tasks.base import (
+        TASK_REFRESH_ATTRS,
+        Task,
+        TaskContext,
+        TaskError,
+        TaskResult,
+        TaskResultStatus,
+    )
+    from django_tasks.exceptions import InvalidTaskError as InvalidTask
+    from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+    from django_tasks.utils import normalize_json
+
+if TYPE_CHECKING:
+    # For type checkers Django's classes are generic, and its `task` knows neither
+    # JobContext nor options of a backend.
+    from django.tasks import base
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+    Task: TypeAlias = base.Task[..., Any]
+    TaskResult: TypeAlias = base.TaskResult[..., Any]
+    TaskContext: TypeAlias = base.TaskContext[..., Any]
+
+    @overload
+    def task(function: Callable[P, R], /) -> base.Task[P, R]: ...
+    @overload
+    def task(
+        *,
+        priority: int = ...,
+        queue_name: str = ...,
+        backend: str = ...,
+        takes_context: Literal[True],
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate[Any, P], R]], base.Task[P, R]]: ...
+    @overload
+    def task(
+        *,
+        priority: int = ...,
+        queue_name: str = ...,
+        backend: str = ...,
+        takes_context: Literal[False] = ...,
+        **options: Any,
+    ) -> Callable[[Callable[P, R]], base.Task[P, R]]: ...
+    def task(*args: Any, **kwargs: Any) -> Any: ...
+
+elif django.VERSION >= (6, 0):
+    from django.tasks import task
+    from django.tasks.base import Task, TaskContext, TaskResult
+
+__all__ = [
+    "DEFAULT_TASK_BACKEND_ALIAS",
+    "TASK_REFRESH_ATTRS",
+    "BaseTaskBackend",
+    "DummyBackend",
+    "ImmediateBackend",
+    "InvalidTask",
+    "Task",
+    "TaskContext",
+    "TaskError",
+    "TaskResult",
+    "TaskResultDoesNotExist",
+    "TaskResultMismatch",
+    "TaskResultStatus",
+    "normalize_json",
+    "task",
+    "task_backends",
+    "task_enqueued",
+    "task_finished",
+    "task_started",
+]

@@ -1,0 +1,268 @@
+"""The worker: claims jobs, starts their handlers, hears of cancels, and ends in good order.
+
+Who runs where, each with a database connection of its own:
+
+    main thread    this module: cancel requests, claims, signals
+    heartbeat      lease.py: renews the lease, and nothing else
+    completer      completer.py: outcomes, progress, the relay, the feed
+    housekeeper    housekeeping.py: due jobs, other workers' lost leases, retention
+    job threads    attempts.py, handlers.py in pools.py: sync handlers; async ones on a loop
+
+The main thread wakes when a queue is notified, when a handler ends, on a signal, and by
+the clock. Whatever woke it, it does the same: read the cancel requests of what runs,
+then claim as many jobs as there is room for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import NamedTuple
+
+from django.db import DatabaseError, InterfaceError, connections, router
+from django.db.models import Q
+from django.utils import timezone
+
+from .. import engine
+from ..conf import current
+from ..core.names import queue_wake_group
+from ..exceptions import WorkerError
+from ..models import sql
+from ..models.job import Job, JobState
+from ..models.times import now
+from . import journal
+from .attempts import CANCEL_INTERVAL, Attempts
+from .claims import Claims, started
+from .completer import Completer
+from .connections import Persistent, service_connection
+from .housekeeping import Housekeeper
+from .lease import Lease
+from .outcomes import Ending, Outcome
+from .running import Asked
+from .wakeup import Wakeup
+from .worker_options import WorkerOptions
+
+logger = logging.getLogger("echomq.jobs")
+
+DRAIN_INTERVAL = 0.05
+WRITE_DEADLINE = 15.0
+"""How long the end of a worker may take after the grace: to write what there is."""
+
+
+class Worker:
+    """Runs once: `run()` returns when it was told to stop, or when `drain` is done."""
+
+    def __init__(
+        self, options: WorkerOptions, *, on_started: Callable[[str], object] | None = None
+    ) -> None:
+        self.options = options
+        self.name = options.name or f"{socket.gethostname()}:{os.getpid()}"
+        self.using = router.db_for_write(Job)
+        self.left_behind = 0
+        """Handlers that still ran when the grace was over. Their jobs were handed back."""
+        self._on_started = on_started
+        self._stop = Wakeup()
+        self._claims = Claims(self.using)
+        self._queues = list(options.queues)
+        self._next_reconcile = 0.0
+        self._waiter = engine.waiter(*(queue_wake_group(queue) for queue in options.queues))
+        self._completer = Completer(self.using, options.queues, on_ready=self._waiter.set)
+        self._attempts = Attempts(self.using, self._completer, on_end=self._waiter.set)
+        self._housekeeper = Housekeeper(
+            self.using, options.queues, interval=options.poll, on_ready=self._waiter.set
+        )
+        self._lease = Lease(
+            self.using,
+            name=self.name,
+            queues=list(options.queues),
+            concurrency=options.concurrency,
+            lease=options.lease,
+            heartbeat=options.heartbeat,
+            on_lost=partial(self._attempts.ask_all, Asked.LEASE_LOST),
+        )
+
+    def stop(self) -> None:
+        """Stop in good order, as the first signal does. Safe from anywhere."""
+        self._stop.close()
+        self._waiter.set()
+
+    def run(self) -> bool:
+        """Work until told to stop; tell whether everything could be written at the end.
+
+        Raises `WorkerError` when it can't begin.
+        """
+        with service_connection(self.using, "worker"), self._waiter, _signals(self._signalled):
+            self._start()
+            try:
+                self._work()
+            finally:
+                written = self._finish()
+        return written
+
+    def _start(self) -> None:
+        try:
+            missing = sql.missing(connections[self.using])
+            if missing:
+                raise WorkerError(
+                    f"The database lacks {', '.join(missing)}. Run: manage.py migrate"
+                )
+            self._lease.acquire()
+        except (DatabaseError, InterfaceError) as error:
+            reason = " ".join(str(error).split())
+            raise WorkerError(f"The worker can't use the database: {reason}") from error
+        self._completer.start()
+        self._housekeeper.start()
+        logger.info(
+            "event=worker_started worker=%s queues=%s concurrency=%d",
+            self.name,
+            ",".join(self.options.queues),
+            self.options.concurrency,
+        )
+        if self._on_started:
+            self._on_started(self.name)
+
+    def _work(self) -> None:
+        persistent = Persistent(self.using, self._stop)
+        while not self._stop.closed:
+            self._waiter.clear()  # before looking: what comes meanwhile isn't lost
+            persistent.attempt("read cancel requests", self._attempts.hear_cancels, default=None)
+            persistent.attempt("reconcile", self._reconcile, default=None)
+            taken = persistent.attempt("claim", self._claim, default=None)
+            if taken is None:
+                self._next_reconcile = 0.0  # it may have been committed, and its answer lost
+                continue
+            if not taken.jobs and persistent.attempt("drain", self._is_drained, default=False):
+                return
+            self._waiter.wait(self._pause(taken))
+
+    def _pause(self, taken: _Taken) -> float:
+        if self.options.drain and not self._attempts:
+            return DRAIN_INTERVAL
+        full = taken.room > 0 and taken.jobs == taken.room
+        if full and len(self._attempts) < self.options.concurrency:
+            return 0.0  # there may be more, and a handler has ended meanwhile
+        if not self._attempts:
+            return self.options.poll
+        soonest = min(self.options.poll, CANCEL_INTERVAL)
+        return max(0.0, min(soonest, self._attempts.next_hearing - time.monotonic()))
+
+    def _claim(self) -> _Taken:
+        room = self.options.concurrency - len(self._attempts)
+        if room < 1 or self._lease.in_doubt:
+            return _Taken(0, 0)
+        self._queues.append(self._queues.pop(0))  # each queue has its turn at being the first
+        count = 0
+        for queue in self._queues:
+            generation = self._lease.generation
+            claimed = self._claims.take(
+                queue, worker_id=self._lease.id, worker_name=self.name, limit=room - count
+            )
+            for job in claimed:
+                attempt = self._attempts.begin(job)
+                # After it began: whoever lost the lease meanwhile either saw it or counted up.
+                if self._lease.generation != generation:
+                    attempt.ask(Asked.LEASE_LOST, Asked.LEASE_LOST.value)
+            count += len(claimed)
+            if claimed:
+                self._completer.relay_soon()
+                journal.publish(started(job) for job in claimed)
+            if count == room:
+                break
+        return _Taken(count, room)
+
+    def _reconcile(self) -> None:
+        """Hand back jobs that the database says are ours and that we never heard of.
+
+        The connection may break when a claim is committed and its answer under way.
+        """
+        if time.monotonic() < self._next_reconcile:
+            return
+        known = self._attempts.ids() | self._completer.unwritten
+        ours = Job.objects.using(self.using).running().filter(worker=self._lease.id)
+        for job in ours.exclude(pk__in=known):
+            logger.warning("event=unknown_claim_handed_back job=%s", job.pk)
+            self._completer.put(
+                Outcome(
+                    id=job.pk,
+                    queue=job.queue,
+                    task_path=job.task_path,
+                    fence=job.fence,
+                    attempt=job.attempt,
+                    max_attempts=job.max_attempts,
+                    ending=Ending.HANDED_BACK,
+                    at=now(),
+                    reason="the worker's connection broke when it claimed the job",
+                )
+            )
+        self._next_reconcile = time.monotonic() + self.options.lease
+
+    def _is_drained(self) -> bool:
+        if not self.options.drain or self._attempts or self._completer.unwritten:
+            return False
+        due = Q(state=JobState.READY) | Q(state=JobState.SCHEDULED, run_after__lte=timezone.now())
+        jobs = Job.objects.using(self.using).in_queues(self.options.queues)
+        return not jobs.filter(due).exists()
+
+    def _finish(self) -> bool:
+        """Stop: ask, wait for the grace, hand back, write. Tell whether all is written."""
+        self._stop.close()
+        logger.info("event=worker_stopping worker=%s running=%d", self.name, len(self._attempts))
+        self._attempts.ask_all(Asked.SHUTDOWN)
+        deadline = time.monotonic() + self.options.grace
+        while self._attempts and time.monotonic() < deadline:
+            self._waiter.clear()
+            if self._attempts:
+                self._waiter.wait(min(CANCEL_INTERVAL, max(0.0, deadline - time.monotonic())))
+        self.left_behind = self._attempts.hand_back()
+        self._housekeeper.close(timeout=1.0)
+        written = self._completer.close(timeout=WRITE_DEADLINE)
+        self._release(written)
+        self._attempts.close()
+        engine.flush(current().FLUSH_DEADLINE)
+        logger.info("event=worker_stopped worker=%s handed_back=%d", self.name, self.left_behind)
+        return written
+
+    def _release(self, written: bool) -> None:
+        try:
+            self._lease.release()
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("event=lease_not_released error=%s written=%s", error, written)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self._stop.closed:
+            # The second one: no grace. The lease runs out, and others take the jobs.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.stop()
+
+
+class _Taken(NamedTuple):
+    """How many jobs one round of claims took, and for how many there was room."""
+
+    jobs: int
+    room: int
+
+
+@contextmanager
+def _signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Take SIGTERM and SIGINT, where this is the main thread; give them back at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, handler) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handlers_before in previous.items():
+            signal.signal(number, handlers_before)
+
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

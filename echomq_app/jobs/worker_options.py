@@ -1,0 +1,44 @@
+"""How a worker works: checked before it touches anything."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..core.names import check_queue_name
+from ..exceptions import InvalidArgument
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How a worker works; durations in seconds. Raises `InvalidArgument`, `InvalidName`."""
+
+    queues: tuple[str, ...]
+    concurrency: int = 10
+    grace: float = 30.0
+    """How long running jobs may go on after the first signal."""
+    poll: float = 1.0
+    """How often to look for work that nobody notified of."""
+    lease: float = 30.0
+    heartbeat: float = 5.0
+    drain: bool = False
+    """End when there is nothing to do any more."""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.queues:
+            raise InvalidArgument("A worker needs at least one queue.")
+        for queue in self.queues:
+            check_queue_name(queue)
+        if self.concurrency < 1:
+            raise InvalidArgument(f"concurrency is 1 or more, not {self.concurrency}.")
+        for name in ("poll", "lease", "heartbeat"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name} is a time above 0, not {getattr(self, name)!r}.")
+        if not self.grace >= 0:
+            raise InvalidArgument(f"grace is 0 or more, not {self.grace!r}.")
+        if self.lease < 3 * self.heartbeat:
+            raise InvalidArgument(
+                f"A lease of {self.lease:g} s is shorter than three heartbeats of "
+                f"{self.heartbeat:g} s: one late heartbeat would lose every job. Make the lease "
+                "longer or the heartbeats closer."
+            )

@@ -1,0 +1,158 @@
+"""Tasks that the tests of jobs enqueue, also for workers in other processes.
+
+They tell what they do in a folder (`ECHOMQ_TEST_TRACE`, or the argument `trace`): a file
+grows by a line for each start, so a test sees starts that left nothing in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from echomq_app.exceptions import JobCancelled
+from echomq_app.jobs.context import JobContext
+from echomq_app.jobs.options import job_options
+from echomq_app.jobs.tasks_api import task
+
+
+def mark(trace: str, line: str) -> None:
+    """Append a line in one write, which a killed process has either done or not."""
+    descriptor = os.open(trace, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def marks(trace: str | Path) -> list[str]:
+    """Read what was marked."""
+    path = Path(trace)
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+@task
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@task
+async def aadd(a: int, b: int) -> int:
+    await asyncio.sleep(0)
+    return a + b
+
+
+@task
+def echo(value: Any) -> Any:
+    return value
+
+
+@task
+def returns_a_set() -> Any:
+    return {1, 2}
+
+
+@task
+@job_options(max_attempts=3, backoff=0)
+def fail(message: str = "no") -> None:
+    raise ValueError(message)
+
+
+@task
+@job_options(max_attempts=3, backoff=0)
+def fail_until(attempt: int, trace: str) -> str:
+    mark(trace, "start")
+    if len(marks(trace)) < attempt:
+        raise ValueError("not yet")
+    return "done"
+
+
+@task(takes_context=True)
+def note(context: JobContext, trace: str) -> int:
+    mark(trace, str(context.job_id))
+    return context.attempt
+
+
+@task
+def exit_hard(trace: str) -> None:
+    mark(trace, "start")
+    os._exit(1)
+
+
+@task
+def exit_softly() -> None:
+    raise SystemExit(3)
+
+
+@task
+async def cancel_itself() -> None:
+    raise asyncio.CancelledError
+
+
+@task(takes_context=True)
+@job_options(max_attempts=3, backoff=0)
+def until_cancelled(context: JobContext, trace: str, then: str = "stop") -> str:
+    """Run until cancelled; then stop, return, raise, or go on for ever."""
+    mark(trace, f"start {context.attempt}")
+    context.progress(0.5, "halfway")
+    context.cancel.wait(60)
+    mark(trace, f"cancelled {context.cancel.reason}")
+    if then == "return":
+        return "ignored it"
+    if then == "raise":
+        raise ValueError("after the cancel")
+    if then == "stay":
+        time.sleep(60)
+    context.check()
+    raise AssertionError("the token was not cancelled")
+
+
+@task(takes_context=True)
+async def until_cancelled_async(context: JobContext, trace: str) -> None:
+    mark(trace, f"start {context.attempt}")
+    found = await context.cancel.wait_async()
+    mark(trace, f"cancelled {found.reason}")
+    context.check()
+
+
+@task(takes_context=True)
+@job_options(timeout=0.2, max_attempts=1)
+def times_out(context: JobContext) -> None:
+    if context.cancel.wait(30):
+        context.check()
+
+
+@task
+def stops_by_itself() -> None:
+    raise JobCancelled("nothing to do")
+
+
+@task
+def sleep(seconds: float, trace: str = "") -> str:
+    if trace:
+        mark(trace, "start")
+    time.sleep(seconds)
+    return "slept"
+
+
+@task
+async def block_the_loop(seconds: float, trace: str) -> str:
+    """Sleep without yielding: the loop of all async jobs stands still."""
+    mark(trace, "start")
+    time.sleep(seconds)  # noqa: ASYNC251
+    return "slept"
+
+
+@task
+def spin(seconds: float, trace: str) -> int:
+    """Keep the interpreter busy."""
+    mark(trace, "start")
+    turns, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        turns += 1
+    return turns
+
+
+not_a_task = "just a text"
