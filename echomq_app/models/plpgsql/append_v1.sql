@@ -127,9 +127,10 @@ AS $$
                row_number() OVER (PARTITION BY e.value->>'idempotency_key' ORDER BY e.n) AS nth
         FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
     ) AS given
-    WHERE key = '' OR nth = 1 AND NOT EXISTS (
+    WHERE given.key = '' OR nth = 1 AND NOT EXISTS (
         SELECT FROM echomq_record r
-        WHERE r.stream_id = of_stream AND r.idempotency_key = key AND r.idempotency_key <> ''
+        WHERE r.stream_id = of_stream AND r.idempotency_key = given.key
+              AND r.idempotency_key <> ''
     )
 $$;
 
