@@ -111,6 +111,7 @@ export function tally(ledger, now) {
   const awaited = ranges.holes(ledger.fed, Math.max(ledger.baseline, settled), ledger.cursor);
   return {
     history: ledger.baseline - Math.min(ledger.start, ledger.baseline),
+    came: ledger.cursor - ledger.start - ranges.count(ledger.skipped),
     skipped: ranges.count(ledger.skipped),
     behind: Math.max(0, ledger.head - ledger.cursor),
     fed: ranges.count(ledger.fed),
