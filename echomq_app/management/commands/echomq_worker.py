@@ -9,7 +9,13 @@ import sys
 from argparse import ArgumentTypeError
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    SystemCheckError,
+)
+from django.db import DatabaseError
 
 from ...exceptions import InvalidArgument, InvalidName, WorkerError
 from ...jobs.backend import EchoMQBackend
@@ -29,6 +35,9 @@ class Command(BaseCommand):
         "handed back. The second one stops at once. Exit codes: 0 stopped in good order, "
         "1 something could not be written, 2 usage, 3 could not start."
     )
+
+    # In `handle` instead: they touch the database, and a failure to start has its own code.
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         default = {field.name: field.default for field in dataclasses.fields(WorkerOptions)}
@@ -71,6 +80,7 @@ class Command(BaseCommand):
             )
         except (InvalidArgument, InvalidName) as error:
             raise CommandError(str(error), returncode=USAGE) from error
+        self._check()
         try:
             written = worker.run()
         except WorkerError as error:
@@ -80,6 +90,17 @@ class Command(BaseCommand):
             _leave(0 if written else FAILURE)
         if not written:
             raise CommandError("Not everything could be written.", returncode=FAILURE)
+
+    def _check(self) -> None:
+        try:
+            self.check()
+        except SystemCheckError as error:
+            error.returncode = NO_START
+            raise
+        except DatabaseError as error:
+            raise CommandError(
+                f"The worker can't use the database: {error}", returncode=NO_START
+            ) from error
 
     def _say_ready(self, name: str) -> None:
         self.stdout.write(f"Worker {name} is ready.")
