@@ -50,12 +50,14 @@ class Child:
         self.command = list(command)
         self.name = name or Path(command[0]).name
         self.log: Path | None = None
+        self._log_start = 0  # the log may be that of an earlier run, continued
         guarded = [sys.executable, "-I", "-S", GUARD, str(os.getpid()), str(int(death_signal))]
         with contextlib.ExitStack() as stack:
             output = None
             if not inherit_output:
                 self.log = log or _temporary_log(self.name)
                 output = stack.enter_context(self.log.open("ab"))
+                self._log_start = output.tell()
             self.process = subprocess.Popen(
                 [*guarded, user, *command],
                 env=env,
@@ -80,7 +82,9 @@ class Child:
     @property
     def output(self) -> str:
         """All it has written so far."""
-        return self.log.read_text(errors="replace") if self.log and self.log.exists() else ""
+        if self.log is None or not self.log.exists():
+            return ""
+        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
 
     def check(self) -> None:
         """Raise `ChildFailed` when it has ended."""

@@ -142,8 +142,9 @@ def _start_redis(stack: contextlib.ExitStack, folder: Path) -> Child | None:
     if program is None:
         print("There is no redis-server: going on without a broker.", flush=True)
         return None
-    # A short path: that of a socket may have about 100 bytes.
-    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="emq-demo-")))
+    place = folder.absolute()
+    if len(str(place)) > 80:  # the path of a socket may have about 100 bytes
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="emq-demo-")))
     child = _start("redis", redis_command(program, place), stack, folder)
     path = place / "redis.sock"
     _wait(lambda: _accepts(path), [child], "Redis does not answer")

@@ -108,6 +108,15 @@ def test_child_stops_its_whole_group() -> None:
     wait_until(lambda: not alive(grandchild), message="the grandchild has ended")
 
 
+def test_child_that_continues_a_log_sees_its_own_part(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("ready once\n")
+    with Child([sys.executable, "-c", "print('done')"], log=log) as child:
+        assert child.wait() == 0
+        assert child.output == "done\n"
+    assert log.read_text() == "ready once\ndone\n"
+
+
 def test_child_that_ignores_sigterm_is_killed() -> None:
     script = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from project.children import Child, ChildFailed
 
-from .places import listening_socket
+from .places import listening_socket, private_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,10 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 class AsgiServer:
     """An ASGI application under a real server process; see `private_asgi`."""
 
-    def __init__(self, application: str, server: str, env: Mapping[str, str]) -> None:
+    def __init__(self, application: str, server: str, env: Mapping[str, str], folder: Path) -> None:
         self.application = application
         self.server = server
         self.env = dict(env)
+        self.folder = folder
         self.port = 0
         self.process = self._start()
 
@@ -57,6 +58,7 @@ class AsgiServer:
                 name=self.server,
                 env=self.env,
                 cwd=ROOT,
+                log=self.folder / f"{self.server}.log",
                 pass_fds=[sock.fileno()],
             )
         try:
@@ -87,10 +89,9 @@ def private_asgi(
     `env` is the whole environment of the process (default: ours). In tests it is
     the fixture `subprocess_env`, so that the server uses the test database.
     """
-    running = AsgiServer(application, server, os.environ if env is None else env)
-    try:
-        yield running
-    finally:
-        running.process.stop()
-        if running.process.log:
-            running.process.log.unlink(missing_ok=True)
+    with private_folder("emq-asgi-") as folder:
+        running = AsgiServer(application, server, os.environ if env is None else env, folder)
+        try:
+            yield running
+        finally:
+            running.process.stop()
