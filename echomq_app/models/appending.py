@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.ids import EventId
@@ -64,7 +64,7 @@ def append_on_commit(
         for call in _split(encoded):
             cursor.execute(
                 "SELECT echomq_append_on_commit_v1(%s, %s::jsonb, %s)",
-                (name, call, max(1, int(lock_timeout * 1000))),
+                (name, call.decode(), max(1, int(lock_timeout * 1000))),
             )
     return None
 
@@ -72,7 +72,7 @@ def append_on_commit(
 def ensure(using: str, name: str) -> None:
     """Create the stream's row if it isn't there."""
     connection = connections[using]
-    with connection.cursor() as cursor:
+    with transaction.atomic(using=using, savepoint=False), connection.cursor() as cursor:
         insert_stream(cursor, connection, name)
 
 
