@@ -54,6 +54,22 @@ CREATE TRIGGER IF NOT EXISTS echomq_record_no_update_v1 BEFORE UPDATE ON echomq_
 BEGIN SELECT RAISE(ABORT, 'stream records are append-only: a record can''t be changed'); END
 """
 
+_FOUND = """
+WITH home AS (
+    SELECT n.oid, 'search_path=' || quote_ident(n.nspname) || ', pg_temp' AS path
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = to_regclass('echomq_record')
+), f AS (
+    SELECT p.oid, p.proname FROM pg_proc p JOIN home ON p.pronamespace = home.oid
+    WHERE p.proname LIKE 'echomq%' AND (p.proconfig IS NULL OR home.path = ANY (p.proconfig))
+)
+SELECT f.proname FROM f WHERE pg_function_is_visible(f.oid)
+UNION ALL
+SELECT 'trigger ' || t.tgname FROM pg_trigger t
+JOIN f ON f.oid = t.tgfoid JOIN pg_class c ON c.oid = t.tgrelid
+JOIN home ON c.relnamespace = home.oid WHERE t.tgenabled IN ('O', 'A')
+"""
+
 
 def install(connection: BaseDatabaseWrapper) -> None:
     """Create the objects in the schema that holds our tables, or replace them."""
@@ -61,11 +77,7 @@ def install(connection: BaseDatabaseWrapper) -> None:
         if connection.vendor == "sqlite":
             cursor.execute(_SQLITE_GUARD)
             return
-        cursor.execute(
-            "SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n"
-            " ON n.oid = c.relnamespace WHERE c.oid = to_regclass('echomq_record')"
-        )
-        (schema,) = cursor.fetchone()
+        schema = _schema(cursor)
         # Function bodies are checked when they run: the order of the files doesn't matter, but
         # a row type has to exist.
         for name in SQL_FILES:
@@ -76,31 +88,45 @@ def install(connection: BaseDatabaseWrapper) -> None:
 def remove(connection: BaseDatabaseWrapper) -> None:
     """Drop the objects; what isn't there is no error."""
     with connection.cursor() as cursor:
-        for name, table in TRIGGERS[connection.vendor].items():
-            where = f" ON {table}" if connection.vendor == "postgresql" else ""
-            cursor.execute(f"DROP TRIGGER IF EXISTS {name}{where}")
-        if connection.vendor == "postgresql":
-            for name in FUNCTIONS:
-                cursor.execute(f"DROP FUNCTION IF EXISTS {name}")
+        if connection.vendor == "sqlite":
+            for name in TRIGGERS["sqlite"]:
+                cursor.execute(f"DROP TRIGGER IF EXISTS {name}")
+            return
+        schema = _schema(cursor)
+        if schema is None:
+            return
+        for name, table in TRIGGERS["postgresql"].items():
+            cursor.execute(f"DROP TRIGGER IF EXISTS {name} ON {schema}.{table}")
+        for name in FUNCTIONS:
+            cursor.execute(f"DROP FUNCTION IF EXISTS {schema}.{name}")
 
 
 def missing(connection: BaseDatabaseWrapper) -> list[str]:
-    """Name the objects that should be there and aren't."""
+    """Name the objects that should be there, at work, and aren't.
+
+    On PostgreSQL that is: in the schema of our tables, and looking there. A tool that renames
+    or copies a schema leaves functions behind that write to the tables of another one.
+    """
     triggers = TRIGGERS[connection.vendor]
     with connection.cursor() as cursor:
         if connection.vendor == "sqlite":
             cursor.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
             wanted: list[str] = list(triggers)
         else:
-            cursor.execute(
-                "SELECT proname FROM pg_proc WHERE proname LIKE 'echomq%%'"
-                " AND pg_function_is_visible(oid)"
-                " UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger"
-                " WHERE tgname LIKE 'echomq%%' AND pg_table_is_visible(tgrelid)"
-            )
+            cursor.execute(_FOUND)
             wanted = [*FUNCTIONS, *(f"trigger {name}" for name in triggers)]
         found = {row[0] for row in cursor.fetchall()}
     return [name for name in wanted if name not in found]
+
+
+def _schema(cursor: Any) -> str | None:
+    """Return the schema that holds our tables, quoted."""
+    cursor.execute(
+        "SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n"
+        " ON n.oid = c.relnamespace WHERE c.oid = to_regclass('echomq_record')"
+    )
+    row = cursor.fetchone()
+    return row[0] if row else None
 
 
 def tables_exist(connection: BaseDatabaseWrapper) -> bool:
@@ -130,9 +156,16 @@ def migrate_backwards(apps: Any, schema_editor: BaseDatabaseSchemaEditor) -> Non
 def before_migrate(
     *, sender: AppConfig, using: str = DEFAULT_DB_ALIAS, plan: Any = (), **kwargs: Any
 ) -> None:
-    """Take SQLite's trigger away while migrations may rebuild or update its table."""
+    """Take the objects away where this app's own migrations would trip over them.
+
+    SQLite's trigger stands in the way of a table's rebuild. On PostgreSQL they stay, for
+    processes that work while we migrate, unless the way is back: without our tables nobody
+    would find them any more.
+    """
+    ours = [backwards for migration, backwards in plan if migration.app_label == sender.label]
     connection = connections[using]
-    if plan and connection.vendor == "sqlite" and serves(using) and tables_exist(connection):
+    wanted = any(ours) or (bool(ours) and connection.vendor == "sqlite")
+    if wanted and serves(using) and tables_exist(connection):
         remove(connection)
 
 

@@ -1,16 +1,16 @@
 -- Append-only, enforced: a record is never changed, and none is deleted that is still retained.
-CREATE OR REPLACE FUNCTION echomq_record_no_update_v1() RETURNS trigger
+CREATE OR REPLACE FUNCTION {schema}.echomq_record_no_update_v1() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'stream records are append-only: record % can''t be changed', OLD.id
         USING ERRCODE = 'EQ003', HINT = 'Append a record that corrects it.';
 END
 $$;
-DROP TRIGGER IF EXISTS echomq_record_no_update_v1 ON echomq_record;
-CREATE TRIGGER echomq_record_no_update_v1 BEFORE UPDATE ON echomq_record
-    FOR EACH ROW EXECUTE FUNCTION echomq_record_no_update_v1();
+DROP TRIGGER IF EXISTS echomq_record_no_update_v1 ON {schema}.echomq_record;
+CREATE TRIGGER echomq_record_no_update_v1 BEFORE UPDATE ON {schema}.echomq_record
+    FOR EACH ROW EXECUTE FUNCTION {schema}.echomq_record_no_update_v1();
 
-CREATE OR REPLACE FUNCTION echomq_record_no_delete_v1() RETURNS trigger
+CREATE OR REPLACE FUNCTION {schema}.echomq_record_no_delete_v1() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
 AS $$
@@ -24,13 +24,13 @@ BEGIN
     RETURN NULL;
 END
 $$;
-DROP TRIGGER IF EXISTS echomq_record_no_delete_v1 ON echomq_record;
-CREATE TRIGGER echomq_record_no_delete_v1 AFTER DELETE ON echomq_record
+DROP TRIGGER IF EXISTS echomq_record_no_delete_v1 ON {schema}.echomq_record;
+CREATE TRIGGER echomq_record_no_delete_v1 AFTER DELETE ON {schema}.echomq_record
     REFERENCING OLD TABLE AS gone
-    FOR EACH STATEMENT EXECUTE FUNCTION echomq_record_no_delete_v1();
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.echomq_record_no_delete_v1();
 
 -- A stream's row is never lost while its records are kept: a new row would start at 0 again.
-CREATE OR REPLACE FUNCTION echomq_stream_no_delete_v1() RETURNS trigger
+CREATE OR REPLACE FUNCTION {schema}.echomq_stream_no_delete_v1() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
 AS $$
@@ -43,6 +43,6 @@ BEGIN
     RETURN OLD;
 END
 $$;
-DROP TRIGGER IF EXISTS echomq_stream_no_delete_v1 ON echomq_stream;
-CREATE TRIGGER echomq_stream_no_delete_v1 BEFORE DELETE ON echomq_stream
-    FOR EACH ROW EXECUTE FUNCTION echomq_stream_no_delete_v1();
+DROP TRIGGER IF EXISTS echomq_stream_no_delete_v1 ON {schema}.echomq_stream;
+CREATE TRIGGER echomq_stream_no_delete_v1 BEFORE DELETE ON {schema}.echomq_stream
+    FOR EACH ROW EXECUTE FUNCTION {schema}.echomq_stream_no_delete_v1();

@@ -1,6 +1,6 @@
 -- The text form of a JOB id: 'JOB' and 26 characters of Crockford's base32 (130 bits, of which
 -- the first two are 0). A loop in plpgsql takes half the time of string_agg.
-CREATE OR REPLACE FUNCTION echomq_job_text_v1(id uuid) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.echomq_job_text_v1(id uuid) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$
 DECLARE
@@ -24,7 +24,7 @@ $$;
 -- floor_priority, floor_run_after: only jobs of this priority, due at or after this time. Behind
 -- a snapshot that is held open elsewhere, the index entries of all jobs that were claimed since
 -- stay, and a claim from the front would walk over every one of them.
-CREATE OR REPLACE FUNCTION echomq_claim_v1(
+CREATE OR REPLACE FUNCTION {schema}.echomq_claim_v1(
     of_queue text, for_worker bigint, at_most integer,
     floor_priority integer DEFAULT NULL, floor_run_after timestamptz DEFAULT NULL
 ) RETURNS TABLE (

@@ -4,7 +4,7 @@
 -- The stream's lock is then held for the commit alone, however long the transaction was.
 -- Streams of the app itself (emq.*) are left to the relay: a busy queue has one such stream,
 -- and every enqueue would queue behind its lock and one fsync.
-CREATE OR REPLACE FUNCTION echomq_append_on_commit_v1(
+CREATE OR REPLACE FUNCTION {schema}.echomq_append_on_commit_v1(
     stream_name text, records jsonb, lock_timeout_ms integer DEFAULT 5000
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -27,7 +27,7 @@ $$;
 
 -- Move rows of one stream, oldest first; returns how many. of_xact null: of any transaction.
 -- Cut by count and by bytes: one JSON array is held in memory and has a limit of 256 MB.
-CREATE OR REPLACE FUNCTION echomq_outbox_move_v1(
+CREATE OR REPLACE FUNCTION {schema}.echomq_outbox_move_v1(
     stream_name text, of_xact bigint, at_most integer
 ) RETURNS integer
 LANGUAGE plpgsql VOLATILE
@@ -65,7 +65,7 @@ $$;
 -- Deferred: fires for each row while the transaction commits. The first firing moves all rows of
 -- the transaction, in name order (all transactions lock in one order: no deadlock); the later
 -- ones find their row gone and return at once.
-CREATE OR REPLACE FUNCTION echomq_outbox_commit_v1() RETURNS trigger
+CREATE OR REPLACE FUNCTION {schema}.echomq_outbox_commit_v1() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
 SET search_path = {schema}, pg_temp
 AS $$
@@ -96,17 +96,17 @@ BEGIN
 END
 $$;
 
-DROP TRIGGER IF EXISTS echomq_outbox_commit_v1 ON echomq_outbox;
+DROP TRIGGER IF EXISTS echomq_outbox_commit_v1 ON {schema}.echomq_outbox;
 CREATE CONSTRAINT TRIGGER echomq_outbox_commit_v1
-    AFTER INSERT ON echomq_outbox
+    AFTER INSERT ON {schema}.echomq_outbox
     DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (NEW.xact IS NOT NULL)
-    EXECUTE FUNCTION echomq_outbox_commit_v1();
+    EXECUTE FUNCTION {schema}.echomq_outbox_commit_v1();
 
 -- Move committed rows of one stream, in outbox order, under the stream's lock. Returns how many,
 -- or null when somebody else holds the lock: whoever calls, calls again at the next poll.
 -- Always from the front: past a floor, a late commit's step would be overtaken by the next one.
-CREATE OR REPLACE FUNCTION echomq_relay_v1(stream_name text, at_most integer DEFAULT 1000)
+CREATE OR REPLACE FUNCTION {schema}.echomq_relay_v1(stream_name text, at_most integer DEFAULT 1000)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE
 SET search_path = {schema}, pg_temp
