@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from django.db import models
+from django.db import DatabaseError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
@@ -135,3 +135,17 @@ def insert_stream(cursor: Any, connection: BaseDatabaseWrapper, name: str) -> No
         " VALUES (%s, %s, 0, %s) ON CONFLICT (name) DO NOTHING",
         (name, new_epoch(), stored(now(), connection)),
     )
+    if cursor.rowcount < 1:
+        return
+    # Only after a restore of one table without the other: these would be its history.
+    cursor.execute(
+        "SELECT s.id FROM echomq_stream s WHERE s.name = %s"
+        " AND EXISTS (SELECT 1 FROM echomq_record r WHERE r.stream_id = s.id)",
+        (name,),
+    )
+    lost = cursor.fetchone()
+    if lost is not None:
+        raise DatabaseError(
+            f"stream {name} can't be made: its number {lost[0]} has records of a lost stream. "
+            "Restore the rows of echomq_stream too, or delete those records."
+        )

@@ -10,7 +10,7 @@
 -- with duplicate = true. Then, if anything is left to write and expected_cursor isn't the
 -- write cursor, nothing is written and one row comes back with "position" null and the write
 -- cursor in its column. (Raising would abort the caller's whole transaction.)
-CREATE OR REPLACE FUNCTION echomq_append_v1(
+CREATE OR REPLACE FUNCTION {schema}.echomq_append_v1(
     stream_name text, records jsonb, expected_cursor bigint DEFAULT NULL
 ) RETURNS TABLE (
     n integer, id uuid, "position" bigint, recorded_at timestamptz, duplicate boolean,
@@ -52,8 +52,8 @@ BEGIN
                                    idempotency_key, recorded_at)
         SELECT echomq_event_id_v1(now_at, base + f.k - 1), s.id, base + f.k - 1,
                coalesce(e.value->>'type', ''), coalesce(e.value->>'key', ''), e.value->'data',
-               coalesce(e.value->'headers', '{{}}'), coalesce(e.value->>'idempotency_key', ''),
-               now_at
+               coalesce(nullif(e.value->'headers', 'null'), '{{}}'),
+               coalesce(e.value->>'idempotency_key', ''), now_at
         FROM unnest(fresh) WITH ORDINALITY AS f(n, k)
         JOIN jsonb_array_elements(records) WITH ORDINALITY AS e(value, n) ON e.n = f.n
         ORDER BY f.k;
@@ -80,7 +80,7 @@ BEGIN
                                idempotency_key, recorded_at)
     SELECT echomq_event_id_v1(now_at, base + e.n - 1), s.id, base + e.n - 1,
            coalesce(e.value->>'type', ''), coalesce(e.value->>'key', ''), e.value->'data',
-           coalesce(e.value->'headers', '{{}}'), '', now_at
+           coalesce(nullif(e.value->'headers', 'null'), '{{}}'), '', now_at
     FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
     RETURNING (echomq_record.position - base + 1)::integer, echomq_record.id,
         echomq_record.position, echomq_record.recorded_at, false, s.epoch::text,
@@ -89,7 +89,8 @@ END
 $$;
 
 -- Lock a stream's row, made if it isn't there. FOR NO KEY UPDATE makes no new row version.
-CREATE OR REPLACE FUNCTION echomq_lock_stream_v1(stream_name text) RETURNS echomq_stream
+CREATE OR REPLACE FUNCTION {schema}.echomq_lock_stream_v1(stream_name text)
+RETURNS {schema}.echomq_stream
 LANGUAGE plpgsql VOLATILE
 SET search_path = {schema}, pg_temp
 AS $$
@@ -111,13 +112,22 @@ BEGIN
         INSERT INTO echomq_stream (name, epoch, first_position, created_at)
         VALUES (stream_name, left(replace(gen_random_uuid()::text, '-', ''), 16), 0,
                 clock_timestamp())
-        ON CONFLICT (name) DO NOTHING;
+        ON CONFLICT (name) DO NOTHING
+        RETURNING * INTO s;
+        -- Only after a restore of one table without the other: these would be its history.
+        PERFORM FROM echomq_record WHERE stream_id = s.id LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION 'stream % can''t be made: its number % has records of a lost stream',
+                stream_name, s.id
+                USING ERRCODE = 'EQ004',
+                HINT = 'Restore the rows of echomq_stream too, or delete those records.';
+        END IF;
     END LOOP;
 END
 $$;
 
 -- Ordinals of the records that are new: no key, or the first of a key that isn't known.
-CREATE OR REPLACE FUNCTION echomq_fresh_v1(of_stream bigint, records jsonb) RETURNS integer[]
+CREATE OR REPLACE FUNCTION {schema}.echomq_fresh_v1(of_stream bigint, records jsonb) RETURNS integer[]
 LANGUAGE sql VOLATILE
 SET search_path = {schema}, pg_temp
 AS $$
@@ -136,7 +146,7 @@ $$;
 
 -- RFC 9562 UUIDv7: 48 bits milliseconds, 42 bits position in rand_a and the top of rand_b,
 -- 32 random bits.
-CREATE OR REPLACE FUNCTION echomq_event_id_v1(at timestamptz, "position" bigint) RETURNS uuid
+CREATE OR REPLACE FUNCTION {schema}.echomq_event_id_v1(at timestamptz, "position" bigint) RETURNS uuid
 LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
     SELECT (lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0')
