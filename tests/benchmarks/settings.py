@@ -1,0 +1,16 @@
+"""Django settings of the benchmarks: those of the tests, but durable.
+
+`databases.py` makes the database and says in the environment where it is.
+"""
+
+from __future__ import annotations
+
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES, VENDOR
+
+if VENDOR == "sqlite":
+    # In WAL mode only FULL waits for the disk at each commit, as PostgreSQL does.
+    DATABASES["default"]["OPTIONS"]["init_command"] = (
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL"
+    )
+DATABASES = {"default": DATABASES["default"]}
