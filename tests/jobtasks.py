@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from django.utils import translation
+
 from echomq_app.exceptions import JobCancelled
 from echomq_app.jobs.context import JobContext
 from echomq_app.jobs.options import job_options
 from echomq_app.jobs.tasks_api import task
+from echomq_app.models import Job
 
 
 def mark(trace: str, line: str) -> None:
@@ -153,6 +156,42 @@ def spin(seconds: float, trace: str) -> int:
     while time.monotonic() < end:
         turns += 1
     return turns
+
+
+@task
+@job_options(max_attempts=1)
+def raise_text(hex: str) -> None:
+    raise ValueError(bytes.fromhex(hex).decode("utf-8", "surrogatepass"))
+
+
+@task
+def activate_language(language: str) -> str:
+    """Return the language that was active, and leave another one behind."""
+    found = translation.get_language()
+    translation.activate(language)
+    return found or ""
+
+
+@task
+def query() -> int:
+    return Job.objects.count()
+
+
+@task
+async def aquery() -> int:
+    return await Job.objects.acount()
+
+
+@task(takes_context=True)
+def holds_on(context: JobContext, trace: str) -> None:
+    """See the cancel, and go on until the test says so."""
+    mark(trace, "start")
+    context.cancel.wait(60)
+    mark(trace, "seen")
+    end = time.monotonic() + 60
+    while not Path(f"{trace}.go").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    context.check()
 
 
 not_a_task = "just a text"

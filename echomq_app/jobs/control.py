@@ -22,7 +22,6 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from .. import engine
-from ..conf import current
 from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..core.payload import encode
@@ -35,6 +34,8 @@ from .journal import Entry
 
 CancelAnswer = Literal["cancelled", "requested", "finished"]
 RetryAnswer = Literal["retried", "unfinished", "completed"]
+REASON_MAX = 65_536
+"""Bytes of a reason in JSON."""
 KIND_MAX = 40
 
 
@@ -51,7 +52,7 @@ def cancel(job_id: str | JobId, reason: str | None = None, kind: str = "user") -
     """
     id = JobId.parse(job_id)
     text = reason or ""
-    encode(text, limit=current().MAX_RECORD_BYTES, what="the reason")
+    encode(text, limit=REASON_MAX, what="the reason")
     if not 1 <= len(kind) <= KIND_MAX:
         raise InvalidArgument(f"kind is a text of 1 to {KIND_MAX} characters, not {kind!r}.")
     using = router.db_for_write(Job)

@@ -1,0 +1,337 @@
+"""The worker in this process: handlers of all kinds, and a database that goes away."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.utils import timezone
+
+from echomq_app.jobs import control
+from echomq_app.jobs.backend import EchoMQBackend
+from echomq_app.jobs.tasks_api import TaskResultStatus, task_finished, task_started
+from echomq_app.models import CancelRequest, Job, Worker
+from echomq_app.stream import Stream
+from tests import jobtasks
+from tests.integration.jobs import finished, hearing, history, records, running_worker
+from tests.jobtasks import marks
+from tests.wait import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return str(tmp_path / "trace")
+
+
+def drain(**options: Any) -> None:
+    """Work until there is nothing to do."""
+    with running_worker(drain=True, **options) as worker:
+        wait_until(lambda: worker._stop.closed, 30, "the worker ends")
+
+
+class TestHandlers:
+    def test_sync_and_async_handlers_return(self) -> None:
+        sync, async_ = jobtasks.add.enqueue(1, 2), jobtasks.aadd.enqueue(3, 4)
+        nothing = jobtasks.echo.enqueue(None)
+        drain()
+        assert jobtasks.add.get_result(sync.id).return_value == 3
+        assert jobtasks.aadd.get_result(async_.id).return_value == 7
+        assert jobtasks.echo.get_result(nothing.id).return_value is None
+        assert history(sync.id) == history(async_.id) == ["enqueued", "started", "completed"]
+
+    def test_failure_is_retried_until_max_attempts(self, trace: str) -> None:
+        fails, succeeds = jobtasks.fail.enqueue(), jobtasks.fail_until.enqueue(3, trace)
+        drain()
+        failed = Job.objects.get(pk=fails.id)
+        assert (failed.state, failed.attempt) == ("failed", 3)
+        assert [error["attempt"] for error in failed.errors] == [1, 2, 3]
+        result = jobtasks.fail.get_result(fails.id)
+        assert result.status == TaskResultStatus.FAILED and len(result.errors) == 3
+        assert result.attempts == 3
+        assert "ValueError: no" in result.errors[0].traceback
+        assert history(fails.id)[-1] == "failed"
+        assert Job.objects.get(pk=succeeds.id).state == "completed"
+
+    @pytest.mark.parametrize("message", ["a\0b", "\ud800", "x" * 200_000])
+    def test_failure_with_a_text_that_no_database_holds_is_recorded(self, message: str) -> None:
+        id = jobtasks.raise_text.enqueue(message.encode("utf-8", "surrogatepass").hex()).id
+        drain()
+        job = Job.objects.get(pk=id)
+        assert job.state == "failed" and job.errors[0]["class"] == "builtins.ValueError"
+        assert len(str(job.errors)) < 60_000
+
+    @pytest.mark.parametrize(
+        "path", ["no.such.module.f", "tests.jobtasks.gone", "tests.jobtasks.not_a_task", "x"]
+    )
+    def test_path_that_is_no_task_is_failed_and_the_worker_goes_on(self, path: str) -> None:
+        id = jobtasks.add.enqueue(1, 2).id
+        Job.objects.filter(pk=id).update(task_path=path, max_attempts=1)
+        other = jobtasks.add.enqueue(1, 2).id
+        drain()
+        assert Job.objects.get(pk=id).state == "failed"
+        assert jobtasks.add.get_backend().get_result(id).status == TaskResultStatus.FAILED
+        assert Job.objects.get(pk=other).state == "completed"
+
+    @pytest.mark.parametrize("name", ["exit_softly", "cancel_itself", "returns_a_set"])
+    def test_any_way_to_end_is_an_end(self, name: str) -> None:
+        id = getattr(jobtasks, name).enqueue().id
+        Job.objects.update(max_attempts=1)
+        drain()
+        assert Job.objects.get(pk=id).state == "failed"
+
+    def test_handler_that_cancels_itself_is_cancelled(self) -> None:
+        id = jobtasks.stops_by_itself.enqueue().id
+        drain()
+        job = Job.objects.get(pk=id)
+        assert (job.state, job.cancel_reason, job.attempt) == ("cancelled", "nothing to do", 1)
+
+    def test_timeout_cancels_the_token_and_is_a_failure(self) -> None:
+        id = jobtasks.times_out.enqueue().id
+        drain()
+        job = Job.objects.get(pk=id)
+        assert job.state == "failed" and job.errors[0]["class"] == "builtins.TimeoutError"
+
+    def test_delayed_job_runs_when_it_is_due(self, trace: str) -> None:
+        due = timezone.now() + dt.timedelta(seconds=0.7)
+        with running_worker(poll=30):
+            id = jobtasks.note.using(run_after=due).enqueue(trace).id
+            with running_worker(poll=30):  # it looks once when it begins, and then when it is due
+                job = finished(id)
+        assert job.started_at is not None and job.started_at >= due
+
+    def test_each_job_has_its_own_context(self) -> None:
+        ids = [jobtasks.activate_language.enqueue("de").id for _ in range(3)]
+        drain(concurrency=1)
+        assert [Job.objects.get(pk=id).result for id in ids] == ["en-us"] * 3
+
+    def test_no_connection_of_a_handler_is_left_open(self) -> None:
+        sync, async_ = jobtasks.query.enqueue().id, jobtasks.aquery.enqueue().id
+        with running_worker(concurrency=1):
+            finished(sync)
+            finished(async_)
+            if connection.vendor == "postgresql":
+                wait_until(lambda: _others("application_name NOT LIKE 'echomq%%'") == 0)
+
+
+class TestProgress:
+    def test_is_stored_and_published(self, trace: str) -> None:
+        with hearing() as heard, running_worker():
+            id = jobtasks.until_cancelled.enqueue(trace).id
+            wait_until(lambda: Job.objects.get(pk=id).progress == 0.5)
+            assert Job.objects.get(pk=id).progress_note == "halfway"
+            wait_until(lambda: "progress" in heard.names())
+            control.cancel(id)
+            finished(id)
+            (event,) = [event for event in heard.so_far() if event.event == "progress"]
+        assert event.data["fraction"] == 0.5 and event.data["note"] == "halfway"
+
+
+class TestEvents:
+    def test_terminal_ones_say_the_same_in_the_feed_and_in_the_log(self, trace: str) -> None:
+        with hearing() as heard:
+            pending = jobtasks.add.enqueue(1, 2).id
+            assert control.cancel(pending, "pending") == "cancelled"
+            with running_worker():
+                running = jobtasks.until_cancelled.enqueue(trace).id
+                wait_until(lambda: "start 1" in marks(trace))
+                assert control.cancel(running, "running") == "requested"
+                completed, failed = jobtasks.add.enqueue(1, 2).id, jobtasks.fail.enqueue().id
+                for id in (running, completed, failed):
+                    finished(id)
+            told = {
+                str(event.job_id): event
+                for event in heard.so_far()
+                if event.event in {"completed", "failed", "cancelled"}
+            }
+        for id, state, reason in (
+            (pending, "cancelled", "pending"),
+            (running, "cancelled", "running"),
+            (completed, "completed", None),
+            (failed, "failed", None),
+        ):
+            event, data = records(id)[-1]
+            assert event == told[id].event == state
+            assert data == told[id].data
+            assert (data["id"], data["state"], data["reason"]) == (id, state, reason)
+            assert "attempt" in data and data["finished_at"]
+
+    def test_the_log_has_each_step_once_and_in_order(self) -> None:
+        with running_worker(), running_worker():
+            ids = [jobtasks.fail.enqueue().id for _ in range(30)]
+            for id in ids:
+                finished(id)
+        steps = ["enqueued", *["started", "retrying"] * 2, "started", "failed"]
+        for id in ids:
+            assert history(id) == steps
+        info = Stream("emq.default").info()
+        assert info.write_cursor == 30 * len(steps)
+
+    def test_signals_have_the_backend_class_as_their_sender(self) -> None:
+        got: list[tuple[str, Any, str, Any]] = []
+
+        def receive(sender: Any, task_result: Any, signal: Any, **kwargs: Any) -> None:
+            name = "started" if signal is task_started else "finished"
+            got.append((name, sender, task_result.id, task_result.status))
+
+        task_started.connect(receive)
+        task_finished.connect(receive)
+        try:
+            good, bad = jobtasks.add.enqueue(1, 2).id, jobtasks.fail.enqueue().id
+            drain(concurrency=1)
+            async_ = jobtasks.aadd.enqueue(1, 2).id
+            drain()
+        finally:
+            task_started.disconnect(receive)
+            task_finished.disconnect(receive)
+        assert {sender for _, sender, _, _ in got} == {EchoMQBackend}
+        assert [(name, status) for name, _, id, status in got if id == good] == [
+            ("started", TaskResultStatus.RUNNING),
+            ("finished", TaskResultStatus.SUCCESSFUL),
+        ]
+        assert [name for name, _, id, _ in got if id == bad] == ["started"] * 3 + ["finished"]
+        assert [name for name, _, id, _ in got if id == async_] == ["started", "finished"]
+
+    def test_receiver_that_raises_changes_nothing(self) -> None:
+        def broken(**kwargs: Any) -> None:
+            raise RuntimeError("a broken receiver")
+
+        task_started.connect(broken)
+        task_finished.connect(broken)
+        try:
+            id = jobtasks.add.enqueue(1, 2).id
+            drain()
+        finally:
+            task_started.disconnect(broken)
+            task_finished.disconnect(broken)
+        assert Job.objects.get(pk=id).state == "completed"
+
+
+class TestCancel:
+    @pytest.mark.parametrize(
+        ("then", "state"), [("stop", "cancelled"), ("raise", "failed"), ("return", "completed")]
+    )
+    def test_handler_decides_and_none_is_retried(self, trace: str, then: str, state: str) -> None:
+        with running_worker():
+            id = jobtasks.until_cancelled.enqueue(trace, then=then).id
+            wait_until(lambda: "start 1" in marks(trace))
+            assert control.cancel(id, "enough") == "requested"
+            job = finished(id)
+        assert (job.state, job.attempt, job.cancel_reason) == (state, 1, "enough")
+        assert marks(trace) == ["start 1", "cancelled enough"]
+        assert not CancelRequest.objects.exists()
+
+    def test_is_not_written_before_the_handler_has_returned(self, trace: str) -> None:
+        with running_worker(concurrency=1):
+            id = jobtasks.holds_on.enqueue(trace).id
+            wait_until(lambda: "start" in marks(trace))
+            control.cancel(id)
+            wait_until(lambda: "seen" in marks(trace))
+            assert Job.objects.get(pk=id).state == "running"
+            Path(f"{trace}.go").touch()
+            assert finished(id).state == "cancelled"
+
+
+@pytest.mark.postgres
+class TestOutage:
+    """Every connection of the worker is terminated: it recovers, and doesn't spin."""
+
+    @pytest.fixture(autouse=True)
+    def warnings(self, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+        with caplog.at_level(logging.WARNING, "echomq.jobs"):
+            yield
+
+    def test_while_idle(self, caplog: pytest.LogCaptureFixture) -> None:
+        with running_worker():
+            wait_until(lambda: _others("application_name LIKE 'echomq%%'") == 4)
+            assert _terminate() >= 4
+            id = jobtasks.add.enqueue(1, 2).id
+            assert finished(id).state == "completed"
+            wait_until(lambda: _others("application_name LIKE 'echomq%%'") == 4)
+        assert caplog.text.count("worker_error") < 20
+
+    def test_while_a_job_runs(self, trace: str) -> None:
+        with running_worker():
+            id = jobtasks.until_cancelled.enqueue(trace).id
+            wait_until(lambda: "start 1" in marks(trace))
+            _terminate()
+            assert control.cancel(id, "still heard") == "requested"
+            assert finished(id).state == "cancelled"
+        assert marks(trace) == ["start 1", "cancelled still heard"]
+
+    def test_again_and_again_under_load(self) -> None:
+        with running_worker(), running_worker():
+            ids = [jobtasks.sleep.enqueue(0.005).id for _ in range(150)]
+            for _ in range(8):
+                _terminate()
+                time.sleep(0.1)
+            for id in ids:
+                assert finished(id, timeout=60).state == "completed"
+        # A claim whose answer was lost is handed back, not counted against the job.
+        assert all(job.attempt == 1 and not job.errors for job in Job.objects.all())
+
+    def test_database_that_refuses_for_a_while(self, caplog: pytest.LogCaptureFixture) -> None:
+        name = connection.settings_dict["NAME"]
+        admin = _admin()
+        with running_worker():
+            id = jobtasks.sleep.enqueue(0.2).id
+            wait_until(lambda: Job.objects.get(pk=id).state == "running")
+            connections.close_all()
+            with admin.cursor() as cursor:
+                cursor.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+                try:
+                    cursor.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE datname = %s AND pid <> pg_backend_pid()",
+                        (name,),
+                    )
+                    wait_until(lambda: "doing=settle" in caplog.text)
+                    refusals = caplog.text.count("worker_error")
+                finally:
+                    cursor.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+            assert finished(id).state == "completed"
+        admin.close()
+        assert refusals < 60  # four threads with growing pauses
+        assert Worker.objects.filter(lost_at=None).exists()
+
+
+def _others(where: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            f" AND pid <> pg_backend_pid() AND {where}"
+        )
+        count: int = cursor.fetchone()[0]
+    return count
+
+
+def _terminate() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND application_name LIKE 'echomq%%'"
+        )
+        count: int = cursor.fetchone()[0]
+    return count
+
+
+def _admin() -> Any:
+    other = connections["default"].copy()
+    other.settings_dict = {**other.settings_dict, "NAME": "postgres", "OPTIONS": {}}
+    return other
+
+
+def test_no_thread_is_left() -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    drain()
+    left = lambda: {t.name for t in threading.enumerate()} - before  # noqa: E731
+    wait_until(lambda: not {name for name in left() if name.startswith("echomq-")})
