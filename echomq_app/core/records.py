@@ -25,6 +25,9 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str = ""
 
 
+_FIELDS = frozenset(NewRecord.__struct_fields__)
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Where an appended record stands.
 
@@ -137,13 +140,12 @@ def as_record(given: NewRecord | Mapping[str, Any]) -> NewRecord:
     """Return a mapping with the fields of `NewRecord` as one."""
     if isinstance(given, NewRecord):
         return given
-    if not isinstance(given, Mapping):
+    if type(given) is not dict and not isinstance(given, Mapping):
         raise InvalidPayload(
             f"A record is a dict or a NewRecord, not {type(given).__name__}; "
             "put your value under 'data'."
         )
-    unknown = set(given) - set(NewRecord.__struct_fields__)
-    if unknown or "data" not in given:
+    if "data" not in given or not given.keys() <= _FIELDS:
         raise InvalidPayload(
             "A record has 'data', and may have 'type', 'key', 'headers' and 'idempotency_key'; "
             f"got {', '.join(sorted(map(repr, given)))}."

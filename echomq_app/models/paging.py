@@ -19,7 +19,7 @@ from ..core.payload import decode
 from ..core.records import StreamInfo, StreamRecord, token_of
 from ..core.tokens import Place
 from ..exceptions import UnknownStream
-from .times import aware, now
+from .times import aware, now, time_column
 
 # The write cursor is looked up at or above first_position only: below it, a trim under a held
 # snapshot leaves dead index entries that made this look-up a hundred times as slow.
@@ -33,7 +33,24 @@ _WRITE_CURSOR = {
         WHERE w.stream_id = s.id AND w.position >= s.first_position
         ORDER BY w.position DESC LIMIT 1), 0))""",
 }
-_COLUMNS = "r.id, r.position, r.type, r.key, r.data, r.headers, r.recorded_at"
+# On PostgreSQL, OFFSET 0 has the head computed once. Merged into the join it was computed for
+# each record, and took longer than reading the record.
+_PAGE = {
+    "postgresql": """
+        SELECT s.epoch, s.first_position, s.write_cursor, s.before, s.pending, s.end_position,
+               s.end_id, r.id, r.position, r.type, r.key, r.data, r.headers, {recorded_at}
+        FROM (SELECT s.id, {head} FROM echomq_stream s WHERE s.name = %s OFFSET 0) s
+        LEFT JOIN LATERAL (
+            SELECT * FROM echomq_record r
+            WHERE r.stream_id = s.id AND {where} ORDER BY r.position LIMIT %s
+        ) r ON true
+        ORDER BY r.position""",
+    "sqlite": """
+        SELECT {head}, r.id, r.position, r.type, r.key, r.data, r.headers, {recorded_at}
+        FROM echomq_stream s LEFT JOIN echomq_record r ON r.stream_id = s.id AND {where}
+        WHERE s.name = %s ORDER BY r.position LIMIT %s""",
+}
+_BIGINT = {"postgresql": "%s::bigint", "sqlite": "%s"}
 _GREATEST = {"postgresql": "greatest", "sqlite": "max"}
 _LEAST = {"postgresql": "least", "sqlite": "min"}
 _PENDING = {
@@ -120,16 +137,11 @@ def _statement(
     window: int,
     pending: str,
 ) -> tuple[str, list[Any]]:
-    greatest, least = _GREATEST[vendor], _LEAST[vendor]
-    start = f"{greatest}(coalesce(%s, s.first_position), s.first_position)"
-    if vendor == "postgresql":
-        start = start.replace("%s", "%s::bigint")
-    where = f"r.position >= {start}"
-    values: list[Any] = [cursor]
-    end_position, end_id = "NULL", "NULL"
-    end_values: list[Any] = []
+    start = f"{_GREATEST[vendor]}(coalesce({_BIGINT[vendor]}, s.first_position), s.first_position)"
+    where, values = f"r.position >= {start}", [cursor]
+    end_position, end_id, end_values = "NULL", "NULL", []
     if types is not None or key is not None:
-        end_position = f"{least}({start} + %s, {_WRITE_CURSOR[vendor]})"
+        end_position = f"{_LEAST[vendor]}({start} + %s, {_WRITE_CURSOR[vendor]})"
         end_id = (
             "(SELECT e.id FROM echomq_record e"
             f" WHERE e.stream_id = s.id AND e.position = {end_position} - 1)"
@@ -137,33 +149,31 @@ def _statement(
         end_values = [cursor, window, cursor, window]
         where += f" AND r.position < {start} + %s"
         values += [cursor, window]
+    matches, matched = _matches(types, key)
+    head = f"""
+        s.epoch, s.first_position, {_WRITE_CURSOR[vendor]} AS write_cursor,
+        (SELECT b.id FROM echomq_record b
+         WHERE b.stream_id = s.id AND b.position = {start} - 1) AS before,
+        {pending} AS pending, {end_position} AS end_position, {end_id} AS end_id"""
+    sql = _PAGE[vendor].format(
+        head=head, where=where + matches, recorded_at=time_column(vendor, "r.recorded_at")
+    )
+    first, page = [cursor, *end_values], [*values, *matched]
+    if vendor == "postgresql":
+        return sql, [*first, name, *page, limit]
+    return sql, [*first, *page, name, max(limit, 1)]
+
+
+def _matches(types: Collection[str] | None, key: str | None) -> tuple[str, list[Any]]:
+    sql, values = "", []
     if types is not None:
-        where += f" AND r.type IN ({', '.join(['%s'] * len(types)) or 'NULL'})"
+        sql += f" AND r.type IN ({', '.join(['%s'] * len(types)) or 'NULL'})"
         values += list(types)
     if key is not None:
         # The second condition lets the planner see that the partial index holds all of them.
-        where += " AND r.key = %s" + (" AND r.key <> ''" if key else "")
+        sql += " AND r.key = %s" + (" AND r.key <> ''" if key else "")
         values.append(key)
-    if vendor == "postgresql":
-        join = (
-            f"LEFT JOIN LATERAL (SELECT {_COLUMNS} FROM echomq_record r"
-            f" WHERE r.stream_id = s.id AND {where} ORDER BY r.position LIMIT %s) r ON true"
-            " WHERE s.name = %s ORDER BY r.position"
-        )
-        tail = [*values, limit, name]
-    else:
-        join = (
-            f"LEFT JOIN echomq_record r ON r.stream_id = s.id AND {where}"
-            " WHERE s.name = %s ORDER BY r.position LIMIT %s"
-        )
-        tail = [*values, name, max(limit, 1)]
-    sql = f"""
-        SELECT s.epoch, s.first_position, {_WRITE_CURSOR[vendor]},
-               (SELECT b.id FROM echomq_record b
-                WHERE b.stream_id = s.id AND b.position = {start} - 1),
-               {pending}, {end_position}, {end_id}, {_COLUMNS}
-        FROM echomq_stream s {join}"""
-    return sql, [cursor, *end_values, *tail]
+    return sql, values
 
 
 def read_info(using: str, name: str) -> StreamInfo:
@@ -174,7 +184,8 @@ def read_info(using: str, name: str) -> StreamInfo:
         db.execute(
             f"""
             SELECT s.epoch, s.first_position, {_WRITE_CURSOR[vendor]}, s.created_at,
-                   s.max_records, s.max_age, o.recorded_at, n.recorded_at, n.id
+                   s.max_records, s.max_age, {time_column(vendor, "o.recorded_at")},
+                   {time_column(vendor, "n.recorded_at")}, n.id
             FROM echomq_stream s
             LEFT JOIN echomq_record o ON o.stream_id = s.id AND o.position = s.first_position
             LEFT JOIN echomq_record n ON n.stream_id = s.id
@@ -211,7 +222,8 @@ def recorded_at(using: str, name: str, position: int) -> dt.datetime | None:
     connection = connections[using]
     with connection.cursor() as db:
         db.execute(
-            "SELECT r.recorded_at FROM echomq_record r JOIN echomq_stream s ON s.id = r.stream_id"
+            f"SELECT {time_column(connection.vendor, 'r.recorded_at')}"
+            " FROM echomq_record r JOIN echomq_stream s ON s.id = r.stream_id"
             " WHERE s.name = %s AND r.position = %s AND r.position >= s.first_position",
             (name, position),
         )

@@ -8,14 +8,30 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
+_UNIX_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
 
 def now() -> dt.datetime:
     """Return the time, aware also in a project with `USE_TZ = False`."""
     return dt.datetime.now(dt.UTC)
 
 
-def aware(value: dt.datetime, zone: dt.tzinfo | None) -> dt.datetime:
-    """Return a column's value as an aware time; `zone` is the connection's."""
+def time_column(vendor: str, column: str) -> str:
+    """Return SQL for a column of times whose values are for `aware`.
+
+    PostgreSQL's come as microseconds since 1970: read in less than half the time, and right
+    also where `USE_TZ = False` would give local times, of which an hour each autumn is
+    ambiguous.
+    """
+    if vendor == "postgresql":
+        return f"(extract(epoch FROM {column}) * 1000000)::bigint"
+    return column
+
+
+def aware(value: dt.datetime | int, zone: dt.tzinfo | None) -> dt.datetime:
+    """Return a value of a `time_column` as an aware time; `zone` is the connection's."""
+    if isinstance(value, int):
+        return _UNIX_EPOCH + dt.timedelta(microseconds=value)
     if value.tzinfo is not None:
         return value
     return value.replace(tzinfo=zone or timezone.get_default_timezone())
