@@ -67,7 +67,6 @@ class Broker:
     def __init__(self, wake: Callable[[Callable[[], object]], bool]) -> None:
         """`wake(f)` runs `f` on the engine's loop, starting it if need be."""
         self._wake = wake
-        self.losses = Losses()
         self._start_afresh()
 
     def send(
@@ -82,6 +81,8 @@ class Broker:
 
         A message with a `key` is dropped while another of that group and key waits.
         """
+        if self._closed:
+            return False
         if len(self._inbox) + self._taken >= current().PUBLISH_BACKLOG:
             self._refuse(group)
             return False
@@ -126,17 +127,18 @@ class Broker:
         """Drop all that waits, without a word: it isn't ours, or was for other settings."""
         self._start_afresh()
 
-    def abandon(self) -> None:
-        """Report what waits as lost: the process ends."""
-        self._drain()
-        for lane in self._lanes.values():
-            for entry in lane:
-                self.losses.add(entry.group, entry.calls, "the process ended", quiet=True)
-        self._start_afresh()
+    def close(self) -> None:
+        """Take no more messages: the process ends, and what waits is lost."""
+        self._closed = True
+        if lost := self.pending:
+            logger.info("event=publish_failed count=%d error=%s", lost, "the process ends")
+        self._inbox.clear()
 
     def _start_afresh(self) -> None:
         self.sender_id = secrets.token_hex(8)
         self.link_is_good = False
+        self.losses = Losses()
+        self._closed = False
         self._inbox: deque[Outgoing] = deque()
         self._lanes: OrderedDict[str, deque[Outgoing]] = OrderedDict()
         self._waiting_keys: set[tuple[str, str]] = set()
@@ -264,13 +266,11 @@ class Losses:
         self._unlogged = 0
         self._next_line = float("-inf")
 
-    def add(self, group: str, count: int, error: Exception | str, *, quiet: bool = False) -> None:
+    def add(self, group: str, count: int, error: Exception | str) -> None:
         """Report `count` messages of `group` as lost because of `error`."""
         self._unlogged += count
         now = time.monotonic()
-        if quiet:
-            logger.info("event=publish_failed group=%s count=%d error=%s", group, count, error)
-        elif now >= self._next_line:
+        if now >= self._next_line:
             self._next_line = now + LOG_INTERVAL
             logger.warning(
                 "event=publish_failed group=%s count=%d error=%s", group, self._unlogged, error

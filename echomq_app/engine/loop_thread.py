@@ -5,7 +5,8 @@ old loop: the epoll set is shared with the parent, so unregistering a socket in 
 would make the parent deaf, and closing a TLS stream would say goodbye in the parent's
 name. So the child first puts /dev/null in the place of every descriptor of the old loop
 (which closes the child's copies of the parent's connections and renders anything that a
-finaliser may do later harmless), and then forgets it. Its own thread starts on first use.
+finaliser may do later harmless), and then keeps it, unfinalised, for good. Its own
+thread starts on first use.
 
 **Exit.** `stop` ends the tasks, lets the owner close its connections, and joins the
 thread, all within a deadline; what hangs is left to the daemon thread's fate.
@@ -26,7 +27,7 @@ logger = logging.getLogger("echomq")
 CLOSING_TIMEOUT = 1.0
 """How long the owner may take to close its connections when the loop stops."""
 
-_graveyard: list[object] = []  # Loops of a parent process: never finalised.
+_graveyard: list[object] = []
 
 
 class LoopThread:
@@ -92,14 +93,17 @@ class LoopThread:
         self._closed = True
         return self.stop(timeout)
 
-    def after_fork_in_child(self) -> None:
-        """Forget the parent's loop, closing this process's copies of its descriptors."""
+    def after_fork_in_child(self, *belongings: object) -> None:
+        """Forget the parent's loop, closing this process's copies of its descriptors.
+
+        `belongings`: what else of the parent must never be finalised here.
+        """
         loop, selector = self._loop, self._selector
         self._start_afresh()
         self._closed = False
         if selector is not None:
-            _graveyard.append(loop)
             _hollow_out(selector)
+            _bury([loop, *belongings])
 
     def _ensure_loop(self) -> asyncio.AbstractEventLoop | None:
         with self._lock:
@@ -151,6 +155,19 @@ def _finish(loop: asyncio.AbstractEventLoop, on_stop: Callable[[], Awaitable[obj
         loop.run_until_complete(finish())
     finally:
         loop.close()
+
+
+def _bury(remains: list[object]) -> None:
+    """Keep objects of the parent from being finalised, also at the interpreter's end.
+
+    There, pending tasks are reported on stderr and suspended coroutines run their
+    `finally` blocks, for a loop that never existed in this process.
+    """
+    _graveyard.append(remains)
+    with contextlib.suppress(ImportError, AttributeError):
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(remains))
 
 
 def _hollow_out(selector: selectors.BaseSelector) -> None:

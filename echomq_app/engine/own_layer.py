@@ -19,6 +19,7 @@ Any other layer is taken as it is, and watched by probes alone (see `resubscribe
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import weakref
 from collections.abc import Awaitable, Callable
@@ -91,7 +92,8 @@ class OwnLayer:
         from redis.asyncio.retry import Retry
         from redis.backoff import FullJitterBackoff, NoBackoff
 
-        fitted = {**host, "socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
+        fitted = {**host, **_no_maintenance()}
+        fitted |= {"socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
         if self._on_reconnect is not None:
             if self._family == _PUBSUB:
                 # Its receive task would pause for a second and log a traceback for each
@@ -124,6 +126,22 @@ class OwnLayer:
         """
         task = asyncio.current_task()
         return task is self.receiver if self._family == _CORE else task is not self.prober
+
+
+def _no_maintenance() -> dict[str, Any]:
+    """Return the option that turns redis-py 8's maintenance notices off, where there is one.
+
+    With them, its pool hands out connections that the server closed long ago, and leaves
+    it to a retry to find out.
+    """
+    from redis.asyncio.connection import ConnectionPool
+
+    name = "maint_notifications_config"
+    if name not in inspect.signature(ConnectionPool).parameters:
+        return {}
+    from redis.maint_notifications import MaintNotificationsConfig
+
+    return {name: MaintNotificationsConfig(enabled=False)}
 
 
 def _family(backend: type) -> str:

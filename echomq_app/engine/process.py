@@ -90,7 +90,11 @@ class Engine:
 
         At once for the first, then at most once per NOTIFY_INTERVAL and group.
         """
-        self._notifier.notify(group)
+        try:
+            if self._switchboard.wants(group) or self.has_broker():
+                self._notifier.notify(group)
+        except Exception:
+            logger.exception("event=notify_failed group=%s", group)
 
     def waiter(self, *groups: str) -> WakeWaiter:
         """Return a `WakeWaiter` for these groups; it hears from `with` to the block's end.
@@ -158,6 +162,7 @@ class Engine:
         For tests, and for settings that changed.
         """
         ended = self._thread.stop(STOP_TIMEOUT)
+        self._notifier.forget()
         self._broker.forget()
         return ended
 
@@ -233,12 +238,12 @@ class Engine:
 
     def after_fork_in_child(self) -> None:
         """Start afresh: thread, connections, messages and sinks are the parent's."""
-        self._thread.after_fork_in_child()
+        self._thread.after_fork_in_child(self._broker, self._listener, self._tasks)
+        self._broker = Broker(self._thread.call)
         self._listener = None
         self._tasks = set()
         self._switchboard.after_fork_in_child()
-        self._notifier.after_fork_in_child()
-        self._broker.forget()
+        self._notifier.forget()
         in_memory.after_fork_in_child()
 
     def at_exit(self) -> None:
@@ -249,8 +254,8 @@ class Engine:
         if self._thread.running:
             good = self._broker.link_is_good
             self.flush(current().FLUSH_DEADLINE if good else EXIT_GRACE)
+        self._broker.close()
         self._thread.close(STOP_TIMEOUT)
-        self._broker.abandon()
 
     def settings_changed(self, *, setting: str, **kwargs: Any) -> None:
         """Drop what was made from the old settings (`override_settings` in tests)."""

@@ -52,6 +52,10 @@ class Switchboard:
         with self._lock:
             return set(self._sinks)
 
+    def wants(self, group: str) -> bool:
+        """Tell whether somebody wants this group."""
+        return group in self._sinks
+
     def deliver(self, group: str, message: Message) -> int:
         """Hand a message to the group's sinks; return how many there are."""
         sinks = self._sinks.get(group, ())

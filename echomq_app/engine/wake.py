@@ -7,7 +7,6 @@ goes straight to the waiters; to other processes it goes through the broker.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +16,6 @@ from typing import Self
 from ..conf import current
 from ..core.wakers import Wakers
 from .switchboard import Message
-
-logger = logging.getLogger("echomq")
 
 _MANY = 1024  # Groups remembered before the stale ones are thrown out.
 
@@ -102,7 +99,7 @@ class Notifier:
     """
 
     _next_at: dict[str, float]
-    _late: set[str]
+    _late: dict[str, float]
 
     def __init__(
         self,
@@ -115,48 +112,54 @@ class Notifier:
         self._start_afresh()
 
     def notify(self, group: str) -> None:
-        """Wake those who wait for `group`, now or very soon. Never blocks or raises."""
-        try:
-            delay = self._admit(group)
-            if delay is None:
-                return
-            if delay == 0 or not self._call_later(delay, self._fire_late, group):
-                self._fire(group)
-        except Exception:
-            logger.exception("event=notify_failed group=%s", group)
+        """Wake those who wait for `group`, now or when the interval ends."""
+        delay = self._admit(group)
+        if delay == 0 or (
+            delay is not None and not self._call_later(delay, self._fire_late, group)
+        ):
+            self._fire(group)
 
     def flush(self) -> None:
         """Pass on now what waits for its interval to end."""
         for group in list(self._late):
-            self._fire_late(group)
+            self._fire_late(group, hurry=True)
 
-    def after_fork_in_child(self) -> None:
-        """Forget what is the parent's to send."""
+    def forget(self) -> None:
+        """Forget what waits and what passed: a new life begins."""
         self._start_afresh()
 
     def _admit(self, group: str) -> float | None:
+        """Return 0 to fire now, the delay to fire later, or None: it is on its way."""
         now = time.monotonic()
         with self._lock:
-            next_at = self._next_at.get(group, now)
-            if now >= next_at:
-                self._next_at[group] = now + current().NOTIFY_INTERVAL
-                if len(self._next_at) > _MANY:
-                    self._next_at = {name: at for name, at in self._next_at.items() if at > now}
+            due = self._next_at.get(group, now)
+            if now >= due:
+                self._late.pop(group, None)  # its timer is late itself; this is it
+                self._passed(group, now)
                 return 0
             if group in self._late:
                 return None
-            self._late.add(group)
-            return next_at - now
+            self._late[group] = due
+            return due - now
 
-    def _fire_late(self, group: str) -> None:
+    def _fire_late(self, group: str, *, hurry: bool = False) -> None:
+        now = time.monotonic()
         with self._lock:
-            if group not in self._late:
+            # A timer may find that its wake-up has passed and that a later one waits,
+            # which has a timer of its own. The loop's clock is coarser than ours.
+            due = self._late.get(group)
+            if due is None or (now < due - 0.001 and not hurry):
                 return
-            self._late.discard(group)
-            self._next_at[group] = time.monotonic() + current().NOTIFY_INTERVAL
+            del self._late[group]
+            self._passed(group, now)
         self._fire(group)
+
+    def _passed(self, group: str, now: float) -> None:
+        self._next_at[group] = now + current().NOTIFY_INTERVAL
+        if len(self._next_at) > _MANY:
+            self._next_at = {name: at for name, at in self._next_at.items() if at > now}
 
     def _start_afresh(self) -> None:
         self._lock = threading.RLock()  # A signal handler may notify too.
         self._next_at = {}
-        self._late = set()
+        self._late = {}
