@@ -146,7 +146,7 @@ class TransactionError(EchoMQError):
 
 
 class IsolationError(TransactionError):
-    """`append` inside a REPEATABLE READ or SERIALIZABLE transaction.
+    """`append` or `delete` inside a REPEATABLE READ or SERIALIZABLE transaction.
 
     The transaction's snapshot is older than the stream's lock, so it can't see
     the last position.

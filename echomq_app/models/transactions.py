@@ -79,6 +79,21 @@ def as_statement(using: str, call: Callable[[], T]) -> T:
         return call()
 
 
+def refuse_old_snapshot(using: str, call: str) -> None:
+    """Raise `IsolationError` inside a transaction whose snapshot stays as it was at its start."""
+    connection = connections[using]
+    if connection.vendor != "postgresql" or not in_transaction(connection):
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        (level,) = cursor.fetchone()
+    if level not in ("read committed", "read uncommitted"):
+        raise IsolationError(
+            f"{call} needs READ COMMITTED: under {level.upper()} it can't see what was appended "
+            "since this transaction began. Do it outside this transaction."
+        )
+
+
 @contextmanager
 def naming_isolation(name: str) -> Iterator[None]:
     """Turn the functions' refusal of an old snapshot into `IsolationError`."""

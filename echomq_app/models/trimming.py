@@ -11,7 +11,6 @@ import datetime as dt
 import fnmatch
 from typing import Any
 
-from django.db import transaction
 from django.db.models import Exists, F, OuterRef
 
 from ..conf import current
@@ -20,8 +19,9 @@ from ..core.records import TrimResult
 from ..exceptions import UnknownStream
 from . import paging
 from .overview import Overview, overview, with_ends
-from .stream import Record, Stream
+from .stream import Outbox, Record, Stream
 from .times import now
+from .transactions import own_transaction, refuse_old_snapshot
 
 _CHUNK = 5_000
 _QUEUE_STREAM_AGE = dt.timedelta(days=7)
@@ -47,9 +47,10 @@ def cursor_at(using: str, name: str, at: dt.datetime) -> int:
 
 def move_first_position(using: str, name: str, target: int) -> None:
     """Declare everything below `target` expired. Never moves back."""
-    Stream.objects.using(using).filter(name=name, first_position__lt=target).update(
-        first_position=target
-    )
+    with own_transaction(using):
+        Stream.objects.using(using).filter(name=name, first_position__lt=target).update(
+            first_position=target
+        )
 
 
 def delete_below(using: str, name: str) -> int:
@@ -66,22 +67,27 @@ def delete_below(using: str, name: str) -> int:
         if lowest is None:
             return deleted
         # _raw_delete: no signals, no collection, no look at objects that can't exist.
-        deleted += expired.filter(position__lt=lowest + _CHUNK)._raw_delete(using)
+        with own_transaction(using):
+            deleted += expired.filter(position__lt=lowest + _CHUNK)._raw_delete(using)
 
 
 def delete_stream(using: str, name: str) -> None:
     """Expire everything, delete it in chunks, then the row; raise `UnknownStream`."""
+    refuse_old_snapshot(using, f"delete of {name!r}")
     info = paging.read_info(using, name)
     move_first_position(using, name, info.write_cursor)
     delete_below(using, name)
-    with transaction.atomic(using=using):
+    with own_transaction(using):
         # From here on appenders wait; after the commit they make a new stream of the name.
         rows = Stream.objects.using(using).filter(name=name)
-        if not rows.update(first_position=F("first_position")):
-            raise UnknownStream(name)
-        move_first_position(using, name, paging.read_info(using, name).write_cursor)
-        delete_below(using, name)
-        rows._raw_delete(using)
+        found = rows.update(first_position=F("first_position"))
+        if found:
+            move_first_position(using, name, paging.read_info(using, name).write_cursor)
+            delete_below(using, name)
+            Outbox.objects.using(using).filter(stream=name)._raw_delete(using)
+            rows._raw_delete(using)
+    if not found:
+        raise UnknownStream(name)
 
 
 def policy(row: Stream) -> tuple[int | None, dt.timedelta | None]:
