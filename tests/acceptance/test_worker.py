@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import signal
 import time
 from collections.abc import Iterator
@@ -217,7 +218,7 @@ class TestCancel:
         self, start_worker: StartWorker, trace: str
     ) -> None:
         first = start_worker("--queue", "default")
-        due = timezone.now() + timezone.timedelta(seconds=2)
+        due = timezone.now() + dt.timedelta(seconds=2)
         id = jobtasks.note.using(run_after=due).enqueue(trace).id
         assert control.cancel(id, "not any more") == "cancelled"
         first.send_signal(signal.SIGTERM)
@@ -233,9 +234,7 @@ class TestDrain:
     def test_does_what_there_is_and_ends(self, start_worker: StartWorker, trace: str) -> None:
         ids = [jobtasks.add.enqueue(n, n).id for n in range(25)]
         retried = jobtasks.fail.enqueue().id
-        later = jobtasks.add.using(run_after=timezone.now() + timezone.timedelta(hours=1)).enqueue(
-            1, 1
-        )
+        later = jobtasks.add.using(run_after=timezone.now() + dt.timedelta(hours=1)).enqueue(1, 1)
         worker = start_worker("--queue", "default", "--drain", "--concurrency", "4", ready=False)
         assert worker.wait(60) == 0
         assert set(Job.objects.filter(pk__in=ids).values_list("state", flat=True)) == {"completed"}

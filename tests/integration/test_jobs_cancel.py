@@ -151,7 +151,7 @@ class TestRaces:
             else:
                 # Claimed; or its row was held by the claim that came to nothing for it.
                 assert answer == "requested"
-                assert CancelRequest.objects.filter(job=id).exists()
+                assert CancelRequest.objects.filter(job=job).exists()
                 assert job.state == "running" or claim(worker) == []
             Job.objects.all().delete()
             CancelRequest.objects.all().delete()
