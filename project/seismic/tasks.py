@@ -16,7 +16,7 @@ REPORT_EVERY = 0.25
 """Seconds between two reports of progress."""
 
 
-@task(takes_context=True, queue_name=QUEUE)  # type: ignore[arg-type]
+@task(takes_context=True, queue_name=QUEUE)
 def replay(context: JobContext, *, speed: float) -> dict[str, int]:
     """Append the week to the log, `speed` earthquakes a second; return what was added.
 

@@ -152,11 +152,16 @@ test("records that were trimmed away are skipped, said so, and not called lost b
   assert.equal(sums.lostCount, 0);
 });
 
-test("the verdict on a break waits until every event has had its time", () => {
+test("the verdict on a break waits for an event from behind it", () => {
   let ledger = withEvents(withRecords(begun(), 0, 5), 0, 5);
-  ledger = withRecords(ledger, 5, 9, 100);
-  assert.equal(book.verdict(ledger, { from: 5, to: 9 }, 100 + LATER - 1), null);
-  assert.deepEqual(book.verdict(ledger, { from: 5, to: 9 }, 100 + LATER), { caughtUp: 4, lost: 4 });
+  ledger = withRecords(ledger, 5, 12, 100);
+  const gone = { from: 5, to: 9 };
+  assert.equal(book.verdict(ledger, gone, 100 + LATER), null); // late is not lost
+  const heardOn = withEvents(ledger, 9, 12);
+  assert.equal(book.verdict(heardOn, gone, 100 + LATER - 1), null);
+  assert.deepEqual(book.verdict(heardOn, gone, 100 + LATER), { caughtUp: 4, lost: 4 });
+  // Nothing follows: the replay ended during the break.
+  assert.deepEqual(book.verdict(ledger, gone, 100 + 4 * LATER), { caughtUp: 4, lost: 4 });
 });
 
 test("marks don't pile up over a long run", () => {

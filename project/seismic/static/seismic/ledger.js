@@ -136,10 +136,12 @@ function withoutOld(marks, now) {
 
 /**
  * What a break of the connection did to positions [from, to), or null as long as an
- * event may still come.
+ * event may still come. The feed keeps its order, so an event from behind the break
+ * settles it; if there is none, some patience does.
  */
 export function verdict(ledger, { from, to }, now) {
-  if (settledCursor(ledger.marks, now) < to) return null;
+  const patience = ranges.end(ledger.fed) > to ? 0 : 3 * GRACE;
+  if (settledCursor(ledger.marks, now - patience) < to) return null;
   const lost = ranges.holes(ledger.fed, Math.max(from, ledger.baseline), to);
   return { caughtUp: to - from, lost: ranges.count(lost) };
 }

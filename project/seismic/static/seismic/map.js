@@ -8,6 +8,7 @@ import { depthClass } from "./format.js";
 const SVG = "http://www.w3.org/2000/svg";
 const VIEWS = { world: [0, 50, 3600, 1560], america: [60, 160, 1200, 520] };
 const DOTS_MAX = 5000;
+const PULSE_FROM = 4.5; // magnitude
 
 export class QuakeMap {
   #svg;
@@ -28,7 +29,9 @@ export class QuakeMap {
       const dot = document.createElementNS(SVG, "circle");
       dot.setAttribute("cx", (data.longitude + 180) * 10);
       dot.setAttribute("cy", (90 - data.latitude) * 10);
-      dot.setAttribute("class", `dot ${depthClass(data.depth_km)}${quiet ? "" : " new"}`);
+      // Only the strong ones pulse: every frame of a pulse paints the whole map.
+      const pulse = !quiet && data.mag >= PULSE_FROM ? " new" : "";
+      dot.setAttribute("class", `dot ${depthClass(data.depth_km)}${pulse}`);
       dot.dataset.size = 5 + 2.4 ** Math.max(0, data.mag - 1) / 1.6;
       dot.setAttribute("r", dot.dataset.size * this.#scale);
       this.#byPosition.set(position, dot);

@@ -8,7 +8,7 @@ import { QuakeList } from "./lists.js";
 import { QuakeMap } from "./map.js";
 import * as ranges from "./ranges.js";
 
-const PAINT = 80; // milliseconds between two changes of the page
+const PAINT = 120; // milliseconds between two changes of the page
 const STORY_MAX = 12;
 
 const page = document.querySelector("main");
