@@ -25,11 +25,15 @@ BEGIN
 END
 $$;
 
--- Move rows of one stream, oldest first; returns how many. of_xact null: of any transaction.
--- Cut by count and by bytes: one JSON array is held in memory and has a limit of 256 MB.
+-- Move rows of one stream, oldest first; returns how many, and the id of the last.
+-- of_xact null: of any transaction, from the front. Else only rows of that transaction above an
+-- id: below it are those that it has moved itself, dead but not yet gone.
+-- Cut by count and by bytes: one JSON array is held in memory and has a limit of 256 MB. How
+-- much a compressed value unpacks to is known only when it is: at most 256 times as much.
 CREATE OR REPLACE FUNCTION {schema}.echomq_outbox_move_v1(
-    stream_name text, of_xact bigint, at_most integer
-) RETURNS integer
+    stream_name text, of_xact bigint, at_most integer, above bigint DEFAULT 0,
+    OUT moved integer, OUT last_id bigint
+)
 LANGUAGE plpgsql VOLATILE
 SET search_path = {schema}, pg_temp
 AS $$
@@ -39,26 +43,30 @@ DECLARE
 BEGIN
     IF of_xact IS NULL THEN
         SELECT array_agg(id ORDER BY id), jsonb_agg(record ORDER BY id) INTO ids, batch FROM (
-            SELECT id, record, sum(pg_column_size(record)) OVER (ORDER BY id) AS bytes,
+            SELECT id, record, sum(bytes) OVER (ORDER BY id) AS bytes,
                    row_number() OVER (ORDER BY id) AS nth
-            FROM (SELECT id, record FROM echomq_outbox WHERE stream = stream_name
+            FROM (SELECT id, record, pg_column_size(record)::bigint * CASE
+                      WHEN pg_column_compression(record) IS NULL THEN 1 ELSE 256 END AS bytes
+                  FROM echomq_outbox WHERE stream = stream_name
                   ORDER BY id LIMIT at_most) AS front
         ) AS sized WHERE bytes < 33554432 OR nth = 1;
     ELSE
         SELECT array_agg(id ORDER BY id), jsonb_agg(record ORDER BY id) INTO ids, batch FROM (
-            SELECT id, record, sum(pg_column_size(record)) OVER (ORDER BY id) AS bytes,
+            SELECT id, record, sum(bytes) OVER (ORDER BY id) AS bytes,
                    row_number() OVER (ORDER BY id) AS nth
-            FROM (SELECT id, record FROM echomq_outbox
-                  WHERE xact = of_xact AND stream = stream_name
+            FROM (SELECT id, record, pg_column_size(record)::bigint * CASE
+                      WHEN pg_column_compression(record) IS NULL THEN 1 ELSE 256 END AS bytes
+                  FROM echomq_outbox
+                  WHERE xact = of_xact AND stream = stream_name AND id > above
                   ORDER BY id LIMIT at_most) AS front
         ) AS sized WHERE bytes < 33554432 OR nth = 1;
     END IF;
-    IF ids IS NULL THEN
-        RETURN 0;
+    moved := coalesce(cardinality(ids), 0);
+    last_id := ids[moved];
+    IF moved > 0 THEN
+        PERFORM echomq_append_v1(stream_name, batch);
+        DELETE FROM echomq_outbox WHERE id = ANY (ids);
     END IF;
-    PERFORM echomq_append_v1(stream_name, batch);
-    DELETE FROM echomq_outbox WHERE id = ANY (ids);
-    RETURN cardinality(ids);
 END
 $$;
 
@@ -73,6 +81,7 @@ DECLARE
     mine bigint := pg_current_xact_id()::text::bigint;
     saved text := current_setting('lock_timeout');
     next_name text;
+    done record;
 BEGIN
     PERFORM FROM echomq_outbox WHERE id = NEW.id;
     IF NOT FOUND THEN
@@ -88,7 +97,22 @@ BEGIN
     FOR next_name IN
         SELECT DISTINCT stream COLLATE "C" FROM echomq_outbox WHERE xact = mine ORDER BY 1
     LOOP
-        WHILE echomq_outbox_move_v1(next_name, mine, 1000) > 0 LOOP
+        PERFORM FROM echomq_stream WHERE name = next_name FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN  -- held, or new; a handler costs a subtransaction, so only now
+            BEGIN
+                PERFORM echomq_lock_stream_v1(next_name);
+            EXCEPTION WHEN lock_not_available THEN
+                RAISE EXCEPTION 'append on commit waited % for stream %, nothing was written',
+                    current_setting('lock_timeout'), quote_literal(next_name)
+                    USING ERRCODE = 'lock_not_available',
+                    HINT = 'A transaction that appended to it is still open: keep those short, or '
+                        'use append_on_commit in them. ECHOMQ[''LOCK_TIMEOUT''] sets how long.';
+            END;
+        END IF;
+        SELECT 0::bigint AS last_id INTO done;
+        LOOP
+            SELECT * INTO done FROM echomq_outbox_move_v1(next_name, mine, 1000, done.last_id);
+            EXIT WHEN done.moved = 0;
         END LOOP;
     END LOOP;
     PERFORM set_config('lock_timeout', saved, true);
@@ -124,6 +148,6 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    RETURN echomq_outbox_move_v1(stream_name, NULL, at_most);
+    RETURN (SELECT moved FROM echomq_outbox_move_v1(stream_name, NULL, at_most));
 END
 $$;
