@@ -145,4 +145,8 @@ class Migration(migrations.Migration):
             model_name='job',
             index=models.Index(condition=models.Q(('state', 'running')), fields=['worker'], name='echomq_job_running'),
         ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(condition=models.Q(('state__in', ('failed', 'cancelled'))), fields=['id'], name='echomq_job_bad'),
+        ),
     ]

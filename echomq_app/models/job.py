@@ -134,6 +134,10 @@ class Job(models.Model):
             models.Index(
                 fields=["worker"], condition=Q(state="running"), name="echomq_job_running"
             ),
+            # What an operator looks for among a million that went well.
+            models.Index(
+                fields=["id"], condition=Q(state__in=("failed", "cancelled")), name="echomq_job_bad"
+            ),
         )
 
     def __str__(self) -> str:
