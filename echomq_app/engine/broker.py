@@ -43,7 +43,10 @@ LOG_INTERVAL = 10.0
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Outgoing:
-    """A message on its way. `calls` counts the hand-overs that it stands for."""
+    """A message on its way. `calls` counts the hand-overs that it stands for.
+
+    `lost_after`: how many messages of its group were refused after it.
+    """
 
     group: str
     message: dict[str, Any]
@@ -51,6 +54,7 @@ class Outgoing:
     merge: Merge | None
     since: float
     calls: int = 1
+    lost_after: int = 0
 
 
 class Broker:
@@ -190,7 +194,11 @@ class Broker:
                 self._waiting_keys.add((entry.group, entry.key))
             if lane is None:
                 self._lanes[entry.group] = deque([entry])
-            elif entry.merge is not None and entry.merge(lane[-1].message, entry.message):
+            elif (
+                entry.merge is not None
+                and not lane[-1].lost_after
+                and entry.merge(lane[-1].message, entry.message)
+            ):
                 lane[-1].calls += 1
             else:
                 lane.append(entry)
@@ -199,7 +207,7 @@ class Broker:
         message = {**entry.message, "group": entry.group, "sender": self.sender_id}
         if entry.key is None:
             message["number"] = self._numbers.get(entry.group, 0)
-            self._numbers[entry.group] = message["number"] + 1
+            self._skip(entry.group, 1 + entry.lost_after)
         try:
             async with asyncio.timeout(current().BROKER_TIMEOUT):
                 if self._own is None:
@@ -232,7 +240,7 @@ class Broker:
                 entry = lane.popleft()
                 self._taken -= entry.calls
                 if entry.key is None:
-                    self._numbers[group] = self._numbers.get(group, 0) + 1
+                    self._skip(group, 1 + entry.lost_after)
                 else:
                     self._waiting_keys.discard((group, entry.key))
                 self.losses.add(group, entry.calls, error)
@@ -254,9 +262,15 @@ class Broker:
         with self._refused_lock:
             refused, self._refused = self._refused, {}
         for group, count in refused.items():
-            # Numbers that nobody will send: readers see the hole.
-            self._numbers[group] = self._numbers.get(group, 0) + count
+            if lane := self._lanes.get(group):
+                lane[-1].lost_after += count
+            else:
+                self._skip(group, count)
             self.losses.add(group, count, "PUBLISH_BACKLOG is full")
+
+    def _skip(self, group: str, count: int) -> None:
+        """Go on with a later number; readers see those that nobody sends as a hole."""
+        self._numbers[group] = self._numbers.get(group, 0) + count
 
 
 class Losses:

@@ -38,11 +38,12 @@ logger = logging.getLogger("echomq")
 PROBE = "echomq.probe"
 WAKE = "echomq.wake"
 BACKOFF_BASE = 0.02
-BACKOFF_CAP = 1.0
+BACKOFF_CAP = 0.5
 CLOSING_TIMEOUT = 1.0
 STABLE = 1.0
 """A link that lived this long is followed by the next one without a pause."""
 HOLD_LIMIT = 10_000
+LEAVE_LIMIT = 1000
 SHORTEST_IDLE = 0.05
 
 
@@ -219,12 +220,14 @@ class GroupListener:
 
     async def _leave_old(self, own: OwnLayer) -> None:
         """Take channels of former links out of their groups, where a broker keeps them."""
-        leaving, self._to_leave = self._to_leave, []
+        del self._to_leave[:-LEAVE_LIMIT]
         try:
             async with asyncio.timeout(CLOSING_TIMEOUT):
-                for group, channel in leaving:
+                while self._to_leave:
+                    group, channel = self._to_leave[-1]
                     await own.layer.group_discard(group, channel)
-        except Exception as error:  # noqa: BLE001  (they expire by themselves)
+                    self._to_leave.pop()
+        except Exception as error:  # noqa: BLE001  (the next link tries again)
             logger.debug("event=leave_failed error=%r", error)
 
     async def _receive(self, own: OwnLayer, channel: str) -> None:
