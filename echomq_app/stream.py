@@ -17,35 +17,19 @@ request that runs in one (ATOMIC_REQUESTS), use `append_on_commit`.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from django.db import router
+from channels.db import database_sync_to_async
 
-from . import engine, following
-from .async_stream import REPLAY_PAGE, AsyncVerbs
+from . import following
 from .cancel import CancelToken
-from .conf import current
-from .core.names import check_stream_name, is_reserved, stream_wake_group
-from .core.records import (
-    NewRecord,
-    Page,
-    Receipt,
-    StreamInfo,
-    StreamRecord,
-    TrimResult,
-    as_record,
-    encode_record,
-    token_of,
-)
-from .core.tokens import requested_cursor, verify
-from .exceptions import InvalidArgument, InvalidName, UnknownStream
+from .core.records import NewRecord, Page, Receipt, StreamInfo, StreamRecord, TrimResult
 from .following import Cursor
-from .models import Record, appending, paging, trimming
-from .models.stream import Stream as StreamRow
-from .models.stream import new_epoch
-from .models.transactions import after_commit, own_transaction, refuse_transaction
+from .log import REPLAY_PAGE, Log
+from .models import appending
+from .models.transactions import own_transaction
 
 __all__ = [
     "NewRecord",
@@ -58,154 +42,47 @@ __all__ = [
     "append_all",
 ]
 
-MAX_LIMIT = 10_000
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Stream(AsyncVerbs):
-    """One log, by name. Cheap to make: nothing is read before a verb is called.
+class Stream(Log):
+    """One log, by name, for sync and async code.
 
-    `using` is a database alias; by default the router's choice for writing, for reads
-    too. Verbs with an `a` in front are the same, for async code.
+    Verbs with an `a` in front are the same for async code. Django has no async
+    transactions: each runs in a thread, in a transaction of its own.
     """
 
-    def __init__(self, name: str, *, using: str | None = None) -> None:
-        self.name = check_stream_name(name)
-        self._home = router.db_for_write(Record)
-        self.using = using or self._home
+    async def aappend(self, data: Any, **options: Any) -> Receipt:
+        """See `append`."""
+        return await _in_thread(self.append, data, **options)
 
-    def __repr__(self) -> str:
-        return f"Stream({self.name!r}, using={self.using!r})"
-
-    # Writing
-
-    def append(
-        self,
-        data: Any,
-        *,
-        type: str = "",
-        key: str = "",
-        headers: Mapping[str, Any] | None = None,
-        idempotency_key: str = "",
-        expected_cursor: int | None = None,
-    ) -> Receipt:
-        """Append one record, in the caller's transaction if there is one.
-
-        Outside a transaction it is durable when this returns. Inside, other appenders of
-        this stream wait until the transaction ends, and a rollback takes the record back
-        and its position too. A known `idempotency_key` gives the first receipt again with
-        `duplicate=True`; that is decided before `expected_cursor`, so a retry can't
-        conflict with itself. Raises `WrongExpectedCursor`, `InvalidPayload`,
-        `IsolationError` (under REPEATABLE READ and SERIALIZABLE) or `DatabaseLocked`.
-        """
-        record = NewRecord(
-            data=data, type=type, key=key, headers=headers, idempotency_key=idempotency_key
-        )
-        return self.append_many([record], expected_cursor=expected_cursor)[0]
-
-    def append_many(
-        self,
-        records: Sequence[NewRecord | Mapping[str, Any]],
-        *,
-        expected_cursor: int | None = None,
+    async def aappend_many(
+        self, records: Sequence[NewRecord | Mapping[str, Any]], **options: Any
     ) -> list[Receipt]:
-        """Append records at consecutive positions, all or none; see `append`."""
-        encoded = self._encode(records)
-        if expected_cursor is not None and not _is_count(expected_cursor):
-            raise InvalidArgument(f"expected_cursor is a count from 0, not {expected_cursor!r}.")
-        receipts = appending.append(self.using, self.name, encoded, expected_cursor)
-        if encoded:
-            self._wake()
-        return receipts
+        """See `append_many`."""
+        return await _in_thread(self.append_many, records, **options)
 
-    def append_on_commit(
-        self,
-        data: Any,
-        *,
-        type: str = "",
-        key: str = "",
-        headers: Mapping[str, Any] | None = None,
-        idempotency_key: str = "",
-    ) -> None:
-        """Append when the caller's transaction commits, in the same commit.
+    async def aappend_on_commit(self, data: Any, **options: Any) -> None:
+        """See `append_on_commit`."""
+        await _in_thread(self.append_on_commit, data, **options)
 
-        The record is there if and only if the transaction is. The stream's lock is held
-        for the commit alone, so nobody waits for a long transaction. Several records of
-        one transaction keep their order. A known `idempotency_key` is skipped. Works
-        under REPEATABLE READ and SERIALIZABLE, where a worker or a tail moves the record
-        into the stream right after the commit. On SQLite it is `append`.
-        """
-        record = NewRecord(
-            data=data, type=type, key=key, headers=headers, idempotency_key=idempotency_key
-        )
-        self.append_many_on_commit([record])
+    async def aread(self, cursor: Cursor = None, **options: Any) -> Page:
+        """See `read`."""
+        return await _in_thread(self.read, cursor, **options)
 
-    def append_many_on_commit(self, records: Sequence[NewRecord | Mapping[str, Any]]) -> None:
-        """Append several records when the transaction commits; see `append_on_commit`."""
-        encoded = self._encode(records)
-        if encoded:
-            appending.append_on_commit(self.using, self.name, encoded, current().LOCK_TIMEOUT)
-            self._wake()
+    async def areplay(self, cursor: Cursor = None, **options: Any) -> AsyncIterator[StreamRecord]:
+        """See `replay`."""
+        async for record in _aiterate(self.replay(cursor, **options)):
+            yield record
 
-    # Reading
-
-    def read(
-        self,
-        cursor: Cursor = None,
-        *,
-        limit: int = 100,
-        types: Collection[str] | None = None,
-        key: str | None = None,
-    ) -> Page:
-        """Read a page from `cursor`: an int, a resume token, or `None` for the oldest retained.
-
-        At most `limit` (1 to 10,000) records; with `types` or `key`, only those that match,
-        looked for in a bounded number of positions: `page.cursor` moves past what was
-        skipped. Raises `UnknownStream`, `CursorExpired` or `CursorInvalid`. An explicit
-        read from another database than the one written to (a replica) may be behind: there
-        a cursor above its head is an empty page, not an error.
-        """
-        return self._page(cursor, limit=limit, types=types, key=key)[0]
-
-    def replay(
-        self,
-        cursor: Cursor = None,
-        *,
-        types: Collection[str] | None = None,
-        key: str | None = None,
-    ) -> Iterator[StreamRecord]:
-        """Iterate from `cursor` to the write cursor as it is at the start.
-
-        In pages, so memory is bounded. Raises `CursorExpired` when a trim overtakes it.
-        """
-        page = self.read(cursor, limit=REPLAY_PAGE, types=types, key=key)
-        end = page.write_cursor
-        while True:
+    async def atail(self, cursor: Cursor = None, **options: Any) -> AsyncIterator[StreamRecord]:
+        """See `tail`."""
+        async for page in self.atail_pages(cursor, **options):
             for record in page.records:
-                if record.position >= end:
-                    return
                 yield record
-            if page.cursor >= end:
-                return
-            page = self.read(page.token, limit=REPLAY_PAGE, types=types, key=key)
 
-    def tail(
-        self,
-        cursor: Cursor = None,
-        *,
-        stop: CancelToken | None = None,
-        types: Collection[str] | None = None,
-        key: str | None = None,
-    ) -> Iterator[StreamRecord]:
-        """Iterate from `cursor` on, for ever, waiting for records; creates the stream.
-
-        Ends when `stop` is cancelled. A wake-up from the channel layer makes it quick,
-        polling (`POLL_INTERVAL`) makes it sure. Raises `InsideTransaction` inside
-        `atomic()`, and what `read` raises: `UnknownStream` when the stream is deleted.
-        """
-        for page in self.tail_pages(cursor, stop=stop, types=types, key=key):
-            yield from page.records
-
-    def tail_pages(
+    async def atail_pages(
         self,
         cursor: Cursor = None,
         *,
@@ -213,176 +90,46 @@ class Stream(AsyncVerbs):
         limit: int = 1_000,
         types: Collection[str] | None = None,
         key: str | None = None,
-    ) -> Iterator[Page]:
-        """Iterate like `tail`, by page: whenever the cursor moved, also past filtered records."""
-        follower = self._follower(cursor, limit=limit, types=types, key=key)
-        yield from following.pages(self.name, follower, stop)
+    ) -> AsyncIterator[Page]:
+        """See `tail_pages`. Cancelling the task ends it too."""
+        follower = await _in_thread(
+            partial(self._follower, cursor, limit=limit, types=types, key=key)
+        )
+        async for page in following.apages(self.name, follower, stop, _in_thread):
+            yield page
 
-    def cursor_at(self, at: dt.datetime) -> int:
-        """Find the first cursor whose record was recorded at or after `at` (aware)."""
-        _check_aware(at)
-        return trimming.cursor_at(self.using, self.name, at)
+    async def acursor_at(self, at: dt.datetime) -> int:
+        """See `cursor_at`."""
+        return await _in_thread(self.cursor_at, at)
 
-    def window(self, t0: dt.datetime, t1: dt.datetime) -> Iterator[StreamRecord]:
-        """Iterate the records with `t0 <= recorded_at < t1` (aware times)."""
-        _check_aware(t1)
-        for record in self.replay(self.cursor_at(t0)):
-            if record.recorded_at >= t1:
-                return
+    async def awindow(self, t0: dt.datetime, t1: dt.datetime) -> AsyncIterator[StreamRecord]:
+        """See `window`."""
+        async for record in _aiterate(self.window(t0, t1)):
             yield record
 
-    def info(self) -> StreamInfo:
-        """Return what the stream holds now, with the token of the head; or `UnknownStream`."""
-        return paging.read_info(self.using, self.name)
+    async def ainfo(self) -> StreamInfo:
+        """See `info`."""
+        return await _in_thread(self.info)
 
-    # Keeping
+    async def atrim(self, **options: Any) -> TrimResult:
+        """See `trim`."""
+        return await _in_thread(self.trim, **options)
 
-    def trim(
-        self,
-        *,
-        max_records: int | None = None,
-        max_age: dt.timedelta | None = None,
-        before: int | dt.datetime | None = None,
-        dry_run: bool = False,
-    ) -> TrimResult:
-        """Remove the oldest records: what any of the given limits no longer retains.
+    async def aset_retention(self, **options: Any) -> None:
+        """See `set_retention`."""
+        await _in_thread(self.set_retention, **options)
 
-        With no limit given, the retention policy in force decides. Readers below the new
-        oldest position are told `CursorExpired` from the first commit on.
-        """
-        info = self.info()
-        if max_records is None and max_age is None and before is None:
-            max_records, max_age = trimming.policy(self._row())
-        target = info.first_position
-        if max_records is not None:
-            if not _is_count(max_records):
-                raise InvalidArgument(f"max_records is a count from 0, not {max_records!r}.")
-            target = max(target, info.write_cursor - max_records)
-        if max_age is not None:
-            target = max(target, self.cursor_at(dt.datetime.now(dt.UTC) - max_age))
-        if before is not None:
-            at = self.cursor_at(before) if isinstance(before, dt.datetime) else before
-            if not _is_count(at):
-                raise InvalidArgument(f"before is a position or an aware datetime, not {at!r}.")
-            target = max(target, at)
-        target = min(target, info.write_cursor)
-        if not dry_run:
-            trimming.move_first_position(self.using, self.name, target)
-            trimming.delete_below(self.using, self.name)
-        return TrimResult(
-            stream=self.name,
-            first_position=target,
-            trimmed=target - info.first_position,
-            dry_run=dry_run,
-        )
+    async def arotate_epoch(self) -> str:
+        """See `rotate_epoch`."""
+        return await _in_thread(self.rotate_epoch)
 
-    def set_retention(
-        self, *, max_records: int | None = None, max_age: dt.timedelta | None = None
-    ) -> None:
-        """Set this stream's own retention policy; workers and `echomq_stream trim` apply it."""
-        appending.ensure(self.using, self.name)
-        StreamRow.objects.using(self.using).filter(name=self.name).update(
-            max_records=max_records, max_age=max_age
-        )
+    async def adelete(self) -> None:
+        """See `delete`."""
+        await _in_thread(self.delete)
 
-    def rotate_epoch(self) -> str:
-        """Begin another life of the log and return its epoch: every token handed out is invalid.
-
-        For after a restored backup, when readers may hold positions that now mean other
-        records.
-        """
-        epoch = new_epoch()
-        rows = StreamRow.objects.using(self.using).filter(name=self.name)
-        if not rows.update(epoch=epoch):
-            raise UnknownStream(self.name)
-        self._wake()
-        return epoch
-
-    def delete(self) -> None:
-        """Delete every record and the stream. Waiting readers get `UnknownStream`."""
-        trimming.delete_stream(self.using, self.name)
-        self._wake()
-
-    def relay(self, limit: int = 1_000) -> int | None:
-        """Move committed outbox rows into the stream; return how many.
-
-        `None`: somebody else holds the stream's lock, call again. Tails and workers do this;
-        call it by hand where neither runs.
-        """
-        refuse_transaction(self.using, "relay", "Call it after the commit.")
-        moved = appending.relay(self.using, self.name, limit)
-        if moved:
-            self._wake()
-        return moved
-
-    # Parts
-
-    def _encode(self, records: Sequence[NewRecord | Mapping[str, Any]]) -> list[bytes]:
-        if is_reserved(self.name):
-            raise InvalidName(
-                f"Only the app itself writes {self.name!r}: names that start with 'emq.' or end "
-                "with '.dead' are reserved. Choose another name."
-            )
-        limit = current().MAX_RECORD_BYTES
-        return [encode_record(as_record(record), limit=limit) for record in records]
-
-    def _wake(self) -> None:
-        after_commit(self.using, partial(engine.notify, stream_wake_group(self.name)))
-
-    def _row(self) -> StreamRow:
-        row = StreamRow.objects.using(self.using).filter(name=self.name).first()
-        if row is None:
-            raise UnknownStream(self.name)
-        return row
-
-    def _follower(self, cursor: Cursor, **filters: Any) -> following.Follower:
-        """Start a reader that goes on for ever; the stream is there after this."""
-        refuse_transaction(self.using, "tail", "Call it after the commit, or use read().")
-        read = partial(self._page, with_pending=True, **filters)
-        try:
-            read(cursor)
-        except UnknownStream:
-            appending.ensure(self.using, self.name)
-        return following.Follower(read, self.relay, cursor)
-
-    def _page(
-        self,
-        cursor: Cursor,
-        *,
-        limit: int,
-        types: Collection[str] | None,
-        key: str | None,
-        with_pending: bool = False,
-    ) -> tuple[Page, bool]:
-        """Return a page, and (if asked) whether the outbox holds rows for this stream."""
-        if not _is_count(limit) or not 1 <= limit <= MAX_LIMIT:
-            raise InvalidArgument(f"limit is 1 to {MAX_LIMIT:,}, not {limit!r}.")
-        if isinstance(types, str):
-            raise InvalidArgument(f"types is a list of types, not the text {types!r}.")
-        start = requested_cursor(cursor)[0]
-        snapshot = paging.read_page(
-            self.using,
-            self.name,
-            start,
-            limit=limit,
-            types=types,
-            key=key,
-            window=max(current().FILTER_WINDOW, limit),
-            with_pending=with_pending,
-        )
-        place = snapshot.place
-        error = verify(place, cursor, may_be_ahead=self.using != self._home)
-        if error is not None:
-            raise error
-        page = Page(
-            records=snapshot.records,
-            cursor=snapshot.end_cursor,
-            token=token_of(place.epoch, snapshot.end_cursor, snapshot.end_tail),
-            first_position=place.first_position,
-            write_cursor=place.write_cursor,
-            epoch=place.epoch,
-        )
-        return page, snapshot.pending
+    async def arelay(self, limit: int = 1_000) -> int | None:
+        """See `relay`."""
+        return await _in_thread(self.relay, limit)
 
 
 def append_all(
@@ -406,10 +153,16 @@ def append_all(
     return receipts
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return await database_sync_to_async(call)(*args, **kwargs)
 
 
-def _check_aware(value: object) -> None:
-    if not isinstance(value, dt.datetime) or value.tzinfo is None:
-        raise InvalidArgument(f"A time here is an aware datetime (with tzinfo), not {value!r}.")
+async def _aiterate(iterator: Iterator[StreamRecord]) -> AsyncIterator[StreamRecord]:
+    """Iterate a sync generator from async code, a page's worth of records per thread hop."""
+
+    def some() -> list[StreamRecord]:
+        return [record for _, record in zip(range(REPLAY_PAGE), iterator, strict=False)]
+
+    while records := await _in_thread(some):
+        for record in records:
+            yield record

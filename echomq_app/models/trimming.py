@@ -15,8 +15,8 @@ from django.db.models import Exists, F, OuterRef
 
 from ..conf import current
 from ..core.names import RESERVED_PREFIX
-from ..core.records import TrimResult
-from ..exceptions import UnknownStream
+from ..core.records import StreamInfo, TrimResult
+from ..exceptions import InvalidArgument, UnknownStream
 from . import paging
 from .overview import Overview, overview, with_ends
 from .stream import Outbox, Record, Stream
@@ -43,6 +43,53 @@ def cursor_at(using: str, name: str, at: dt.datetime) -> int:
         else:
             high = middle
     return low
+
+
+def target(
+    using: str,
+    info: StreamInfo,
+    *,
+    max_records: int | None,
+    max_age: dt.timedelta | None,
+    before: int | dt.datetime | None,
+) -> int:
+    """Return the oldest position that all of the given limits retain, at most the head.
+
+    Raises `InvalidArgument` for a limit that is none.
+    """
+    oldest = info.first_position
+    if max_records is not None:
+        if not is_count(max_records):
+            raise InvalidArgument(f"max_records is a count from 0, not {max_records!r}.")
+        oldest = max(oldest, info.write_cursor - max_records)
+    if max_age is not None:
+        check_age(max_age)
+        oldest = max(oldest, cursor_at(using, info.name, now() - max_age))
+    if isinstance(before, dt.datetime):
+        check_aware(before)
+        oldest = max(oldest, cursor_at(using, info.name, before))
+    elif before is not None:
+        if not is_count(before):
+            raise InvalidArgument(f"before is a position or an aware datetime, not {before!r}.")
+        oldest = max(oldest, before)
+    return min(oldest, info.write_cursor)
+
+
+def is_count(value: object) -> bool:
+    """Tell whether a value is a whole number from 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_age(value: object) -> None:
+    """Raise `InvalidArgument` for what is no length of time."""
+    if not isinstance(value, dt.timedelta) or value < dt.timedelta(0):
+        raise InvalidArgument(f"max_age is a timedelta from 0, not {value!r}.")
+
+
+def check_aware(value: object) -> None:
+    """Raise `InvalidArgument` for what is no time with a zone."""
+    if not isinstance(value, dt.datetime) or value.tzinfo is None:
+        raise InvalidArgument(f"A time here is an aware datetime (with tzinfo), not {value!r}.")
 
 
 def move_first_position(using: str, name: str, target: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -401,7 +402,7 @@ def reason(stream: Stream, cursor: int | str) -> str:
     return caught.value.reason
 
 
-def rewrite(sql: str, parameters: list[object]) -> None:
+def rewrite(sql: str, parameters: list[Any]) -> None:
     """Change history behind the log's back: with its triggers dropped."""
     from echomq_app.models import sql as objects
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import Any
 
 import django
@@ -125,7 +126,7 @@ def test_tasks_on_a_django_without_them(
 
 @pytest.fixture
 def redis_major(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    return lambda version: monkeypatch.setattr(checks.metadata, "version", lambda name: version)
+    return lambda version: monkeypatch.setattr(metadata, "version", lambda name: version)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ APP = "echomq_app"
 LEVELS = [
     {"core", "cancel", "conf", "exceptions", "signals", "dedupe"},
     {"models", "engine"},
-    {"stream", "async_stream", "following", "events", "feed", "layers"},
+    {"stream", "log", "following", "events", "feed", "layers"},
     {"live", "jobs", "subscriptions"},
     {"admin", "management", "templatetags", "migrations", "testing", "checks", "routing", "urls"},
     {"apps"},
