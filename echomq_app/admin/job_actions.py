@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-import django
 from django import forms
 from django.contrib import admin
 from django.contrib.messages import ERROR, SUCCESS, WARNING
@@ -105,17 +104,12 @@ class JobActions(_Base):
             self._run(request, verb, jobs, form.cleaned_data.get("reason", ""))
             return HttpResponseRedirect(self._way_back(request, jobs))
         context = {
-            **self.admin_site.each_context(request),
-            "title": ngettext(*_TITLES[verb], len(jobs)),
-            "opts": self.opts,
-            "media": self.media,
+            **self.frame(request, ngettext(*_TITLES[verb], len(jobs))),
             "jobs": jobs,
             "form": form,
             "verb": verb,
             "back": self._way_back(request, jobs),
-            "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
         }
-        request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/echomq/job/confirm.html", context)
 
     def _to_confirmation(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import django
 from django.contrib import admin
 from django.db import router
 from django.db.models import Model, QuerySet
@@ -49,6 +50,17 @@ class ReadOnlyAdmin(_ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).using(home(self.model))
+
+    def frame(self, request: HttpRequest, title: str) -> dict[str, Any]:
+        """Return what a page of our own needs for the admin's frame around it."""
+        request.current_app = self.admin_site.name
+        return {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "opts": self.opts,
+            "media": self.media,
+            "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
+        }
 
     def url(self, model: str, page: str, *arguments: object) -> str:
         """Return the address of a page of ours in this admin site."""

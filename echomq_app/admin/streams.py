@@ -19,6 +19,7 @@ from . import rendering
 from .changelist import FilterForm, KeysetAdmin
 from .keyset import Keyset, KeysetQuery
 from .readonly import home
+from .trimming import Trimming
 
 BY_NAME = Keyset(column="name", descending=False, parse=str)
 
@@ -30,7 +31,7 @@ class StreamFilterForm(FilterForm):
 
 
 @admin.register(Stream)
-class StreamAdmin(KeysetAdmin):
+class StreamAdmin(Trimming, KeysetAdmin):
     """Lists streams by name."""
 
     filter_form = StreamFilterForm

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
@@ -18,7 +19,7 @@ from django.urls import reverse
 
 from echomq_app.admin import records as records_module
 from echomq_app.core.ids import EventId
-from echomq_app.models import Record
+from echomq_app.models import Record, trimming
 from echomq_app.models import Stream as StreamRow
 from echomq_app.stream import Stream
 
@@ -167,6 +168,71 @@ class TestStreams:
         info = stream.info()
         assert info.token in text and info.epoch in text and "≈ 100" in text
         assert f'href="{RECORDS}?stream=orders"' in text
+
+
+class TestTrim:
+    def url(self) -> str:
+        return f"{STREAMS}{StreamRow.objects.get(name='orders').pk}/trim/"
+
+    def test_says_first_what_would_go_then_removes_just_that(self, admin_client: Any) -> None:
+        stream = filled(10)
+        page = admin_client.get(self.url().replace("trim", "change")).content.decode()
+        assert self.url() in page
+        assert "Keep the newest" in admin_client.get(self.url()).content.decode()
+        shown = admin_client.post(self.url(), {"max_records": "4"})
+        assert "removes 6 records, all below position 6" in shown.content.decode()
+        assert stream.info().count == 10
+        stream.append({"n": 10})  # one more would go by the same limit, and doesn't
+        done = admin_client.post(self.url(), {"before": "6", "confirmed": "x"}, follow=True)
+        assert "6 records were removed." in done.content.decode()
+        assert (stream.info().first_position, stream.info().count) == (6, 5)
+        entry = LogEntry.objects.get()
+        assert entry.change_message == "trim: removed 6 records below 6"
+
+    @pytest.mark.parametrize(
+        ("limits", "says"),
+        [
+            ({}, "Fill in one of the limits"),
+            ({"confirmed": "x"}, "Fill in one of the limits"),
+            ({"max_records": "-1"}, "greater than or equal to 0"),
+            ({"max_records": "9" * 30}, "less than or equal to"),
+            ({"max_days": "1e300"}, "less than or equal to"),
+            ({"before": "x"}, "whole number"),
+            ({"max_days": "1"}, "That would remove nothing"),
+            ({"before": "99"}, "removes 10 records"),
+        ],
+    )
+    def test_limits(self, admin_client: Any, limits: dict[str, str], says: str) -> None:
+        stream = filled(10)
+        assert says in admin_client.post(self.url(), limits).content.decode()
+        assert stream.info().count == 10
+
+    def test_needs_the_permission_to_delete_records(self, viewer: Client) -> None:
+        filled(3)
+        assert b"Trim" not in viewer.get(self.url().replace("trim", "change")).content
+        assert viewer.get(self.url()).status_code == 403
+        assert viewer.post(self.url(), {"before": "2", "confirmed": "x"}).status_code == 403
+        User.objects.get(username="viewer").user_permissions.add(
+            Permission.objects.get(codename="delete_record")
+        )
+        assert viewer.post(self.url(), {"before": "2", "confirmed": "x"}).status_code == 302
+        assert viewer.get(f"{STREAMS}999999/trim/").status_code == 404
+
+    def test_is_not_inside_the_requests_transaction(
+        self, admin_client: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        filled(3)
+        monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+        seen = []
+        whole = trimming.delete_below
+
+        def watched(using: str, name: str) -> int:
+            seen.append(connection.in_atomic_block)
+            return whole(using, name)
+
+        monkeypatch.setattr(trimming, "delete_below", watched)
+        admin_client.post(self.url(), {"before": "2", "confirmed": "x"})
+        assert seen == [False]
 
 
 class TestRecords:
