@@ -194,4 +194,12 @@ def holds_on(context: JobContext, trace: str) -> None:
     context.check()
 
 
+@task(takes_context=True)
+def mark_the_cancel(context: JobContext, trace: str) -> None:
+    """Mark the start, and the machine's monotonic clock when the token is cancelled."""
+    mark(trace, "start")
+    if context.cancel.wait(60):
+        mark(trace, repr(time.monotonic()))
+
+
 not_a_task = "just a text"

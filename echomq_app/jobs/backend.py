@@ -20,11 +20,13 @@ from typing import Any
 from django.core import checks
 from django.db import router
 
+from ..conf import current
 from ..core.ids import JobId
 from ..core.names import check_queue_name
-from ..core.payload import encode
+from ..core.payload import decode, encode
 from ..exceptions import InvalidArgument, InvalidName, InvalidPayload, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
+from ..models.times import aware
 from .enqueueing import NewJob, enqueue
 from .options import JobOptions
 from .results import JobResult, as_django, result_of
@@ -42,6 +44,10 @@ from .tasks_api import (
     task_enqueued,
 )
 
+_WHAT = "the job's arguments"
+CHECKED_MAX = 1_000
+"""Tasks whose validation is remembered."""
+
 
 class EchoMQBackend(BaseTaskBackend):
     """Stores jobs in the database that the routers choose for `echomq_app.models.Job`."""
@@ -51,6 +57,10 @@ class EchoMQBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self._checked: dict[Task, tuple[JobOptions, str]] = {}
 
     def validate_task(self, task: Task) -> None:
         """Refuse a task that can't be stored, or whose options are wrong; at import."""
@@ -71,29 +81,29 @@ class EchoMQBackend(BaseTaskBackend):
         Raises `InvalidTask`, and `InvalidPayload` for arguments that aren't strict JSON
         or too large (`ECHOMQ["MAX_RECORD_BYTES"]`); then nothing was written.
         """
-        self.validate_task(task)
-        values = _plain({"args": list(args), "kwargs": dict(kwargs)})
+        options, stored_options = self._options(task)
+        arguments = _encoded({"args": args, "kwargs": kwargs})
+        values = decode(arguments)
         new = NewJob(
             queue=task.queue_name,
             task_path=task.module_path,
-            args=values["args"],
-            kwargs=values["kwargs"],
+            arguments=arguments.decode(),
             priority=task.priority,
-            run_after=as_aware(task.run_after),
-            options=options_of(task, self.options),
-            backend="" if self.alias == DEFAULT_TASK_BACKEND_ALIAS else self.alias,
+            run_after=None if task.run_after is None else aware(task.run_after, None),
+            max_attempts=options.max_attempts,
+            options=stored_options,
         )
         done = enqueue(router.db_for_write(Job), new)
         result = JobResult(
             task=task,
-            id=str(done.id),
+            id=done.id,
             status=TaskResultStatus.READY,
             enqueued_at=as_django(done.enqueued_at),
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
-            args=new.args,
-            kwargs=new.kwargs,
+            args=values["args"],
+            kwargs=values["kwargs"],
             backend=self.alias,
             errors=[],
             worker_ids=[],
@@ -101,6 +111,25 @@ class EchoMQBackend(BaseTaskBackend):
         )
         task_enqueued.send(type(self), task_result=result)
         return result
+
+    def _options(self, task: Task) -> tuple[JobOptions, str]:
+        """Validate a task, as `using()` may have made it, and resolve its options; once.
+
+        Returns them, and the JSON text that is stored with the job.
+        """
+        known = self._checked.get(task)
+        if known is None:
+            self.validate_task(task)
+            options = options_of(task, self.options)
+            stored: dict[str, Any] = options.to_store()
+            if self.alias != DEFAULT_TASK_BACKEND_ALIAS:
+                stored["backend"] = self.alias
+            known = options, encode(stored).decode()
+            if task.run_after is None:  # else nearly each one is another
+                if len(self._checked) >= CHECKED_MAX:
+                    self._checked.clear()
+                self._checked[task] = known
+        return known
 
     def get_result(self, result_id: str) -> JobResult:
         """Read a job by its id. Works whatever has become of the task's code.
@@ -146,17 +175,14 @@ class EchoMQDummyBackend(DummyBackend):
     task_class = EchoMQTask
 
 
-def as_aware(value: Any) -> Any:
-    """Return a time of this project as an aware one."""
-    from ..models.times import aware
-
-    return None if value is None else aware(value, None)
-
-
-def _plain(values: dict[str, Any]) -> Any:
-    """Return what Django makes of arguments, or say in our words what can't be stored."""
+def _encoded(values: dict[str, Any]) -> bytes:
+    """Return arguments as JSON; what Django makes plain (bytes, mappings) is made plain."""
+    limit = current().MAX_RECORD_BYTES
     try:
-        return normalize_json(values)
-    except (TypeError, ValueError) as error:
-        encode(values, what="the job's arguments")
-        raise InvalidPayload(f"The job's arguments can't be stored as JSON: {error}") from error
+        return encode(values, limit=limit, what=_WHAT)
+    except InvalidPayload as refused:
+        try:
+            plain = normalize_json(values)
+        except (TypeError, ValueError):
+            raise refused from None
+        return encode(plain, limit=limit, what=_WHAT)

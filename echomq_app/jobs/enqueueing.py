@@ -15,16 +15,13 @@ import msgspec
 from django.db import connections, transaction
 
 from .. import engine
-from ..conf import current
-from ..core.ids import JobId, new_job_id
+from ..core.ids import new_job_id
 from ..core.names import queue_stream, queue_wake_group
-from ..core.payload import encode
 from ..models.job import JobState
 from ..models.times import now, stored
 from ..models.transactions import after_commit
 from . import journal
 from .journal import Entry
-from .options import JobOptions
 
 _COLUMNS = (
     "INSERT INTO echomq_job (id, queue, task_path, arguments, priority, run_after, state,"
@@ -45,73 +42,60 @@ class NewJob:
 
     queue: str
     task_path: str
-    args: list[Any]
-    kwargs: dict[str, Any]
+    arguments: str
+    """JSON text of `{"args": [...], "kwargs": {...}}`."""
     priority: int
     run_after: dt.datetime | None
-    options: JobOptions
-    backend: str = ""
+    max_attempts: int
+    options: str
+    """JSON text of the `options` column."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Enqueued:
     """What came of it."""
 
-    id: JobId
+    id: str
     state: JobState
     enqueued_at: dt.datetime
 
 
 def enqueue(using: str, new: NewJob) -> Enqueued:
-    """Write a job. Raises `InvalidPayload` before anything is written."""
-    arguments = encode(
-        {"args": new.args, "kwargs": new.kwargs},
-        limit=current().MAX_RECORD_BYTES,
-        what="the job's arguments",
-    ).decode()
+    """Write a job, and its record; tell of both after the commit."""
     at = now()
     later = new.run_after is not None and new.run_after > at
     state = JobState.SCHEDULED if later else JobState.READY
     # A time in the past would overtake jobs that wait already.
     run_after = new.run_after if later and new.run_after is not None else at
     job_id = new_job_id()
-    data = {
+    moment = journal.timestamp(at)
+    data: dict[str, Any] = {
         "id": str(job_id),
         "task": new.task_path,
         "state": state.value,
         "attempt": 0,
-        "at": journal.timestamp(at),
+        "at": moment,
         "priority": new.priority,
-        "run_after": journal.timestamp(run_after),
+        "run_after": moment if run_after is at else journal.timestamp(run_after),
     }
     entry = Entry(new.queue, journal.ENQUEUED, job_id, data)
-    _insert(using, new, entry, arguments, at, run_after)
+    _insert(using, new, entry, at, run_after)
     after_commit(using, partial(_tell, entry))
-    return Enqueued(id=job_id, state=state, enqueued_at=at)
+    return Enqueued(id=data["id"], state=state, enqueued_at=at)
 
 
-def _insert(
-    using: str,
-    new: NewJob,
-    entry: Entry,
-    arguments: str,
-    at: dt.datetime,
-    run_after: dt.datetime,
-) -> None:
+def _insert(using: str, new: NewJob, entry: Entry, at: dt.datetime, run_after: dt.datetime) -> None:
     connection = connections[using]
-    stored_options = new.options.to_store()
-    if new.backend:
-        stored_options["backend"] = new.backend
     row = (
         entry.job_id.hex,
         new.queue,
         new.task_path,
-        arguments,
+        new.arguments,
         new.priority,
         stored(run_after, connection),
         entry.data["state"],
-        new.options.max_attempts,
-        msgspec.json.encode(stored_options).decode(),
+        new.max_attempts,
+        new.options,
         stored(at, connection),
     )
     if connection.vendor == "postgresql":

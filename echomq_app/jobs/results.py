@@ -48,6 +48,9 @@ class JobResult(TaskResult):  # type: ignore[misc]  # frozen, in Django itself
     progress: float | None = None
     progress_note: str = ""
 
+    def __post_init__(self) -> None:
+        """Do nothing: args and kwargs were made plain before they were stored."""
+
     def refresh(self) -> None:
         """Read the job again."""
         self._take(self.task.get_backend().get_result(self.id))

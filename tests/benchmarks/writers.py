@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from echomq_app.core.ids import event_id
 from echomq_app.stream import Stream
 
+from . import enqueuers
 from .crew import Load, Seat
 
 TYPE, KEY = "quake", "uw"
@@ -183,6 +184,10 @@ WRITERS: dict[str, Writer] = {
     "counter row": counter_row,
     EVENTSOURCING: eventsourcing(function=False),
     EVENTSOURCING_FUNCTION: eventsourcing(function=True),
+    "enqueue": enqueuers.task_enqueue,
+    "its statement": enqueuers.statement,
+    "insert job": enqueuers.insert_job,
+    "insert job, Django": enqueuers.insert_by_django,
 }
 
 

@@ -1,0 +1,82 @@
+"""Milliseconds from `control.cancel` in one process to the handler's token in another.
+
+    python -m tests.benchmarks cancel-latency --json
+
+With Redis the wake-up arrives over the channel layer; without it the worker reads the
+cancel requests every half second, so the expected figure is a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from project.children import Child
+from tests.servers import private_folder, private_redis
+from tests.wait import wait_until
+
+from .databases import django_on
+from .figures import alternate, compare
+
+OURS, POLLED = "with Redis", "without Redis"
+QUEUES = {OURS: "wired", POLLED: "polled"}
+CANCELS = 10
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def run(*, rounds: int, quick: bool, database: str = "postgres") -> dict[str, Any]:
+    """Cancel running jobs one by one, with and without Redis in turn."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(private_folder())
+        redis = stack.enter_context(private_redis())
+        os.environ["ECHOMQ_REDIS_URL"] = redis.url  # for this process, which cancels
+        stack.callback(os.environ.pop, "ECHOMQ_REDIS_URL")
+        stack.enter_context(django_on(database))
+        stack.enter_context(_worker(QUEUES[OURS], redis.url))
+        stack.enter_context(_worker(QUEUES[POLLED], ""))
+        contenders = {name: partial(_latency, queue, folder) for name, queue in QUEUES.items()}
+        figures = alternate(contenders, rounds * (2 if quick else CANCELS))
+        from echomq_app import engine
+
+        engine.stop()
+    return {
+        "name": "cancel-latency",
+        **compare(figures, unit="ms", ours=OURS),
+        "p95": {name: round(_p95(values), 1) for name, values in figures.items()},
+        "rounds": rounds,
+        "database": database,
+    }
+
+
+def _latency(queue: str, folder: Path) -> float:
+    from echomq_app.jobs import control
+    from tests.jobtasks import mark_the_cancel, marks
+
+    trace = folder / f"{time.monotonic_ns()}"
+    id = mark_the_cancel.using(queue_name=queue).enqueue(str(trace)).id
+    wait_until(lambda: marks(trace), 30, "the handler runs")
+    # At any moment between two polls, and not always just after one.
+    time.sleep(0.1 + time.monotonic_ns() % 500 / 1000)
+    asked = time.monotonic()
+    control.cancel(id, "measured")
+    wait_until(lambda: len(marks(trace)) > 1, 30, "the handler sees the cancel")
+    return (float(marks(trace)[1]) - asked) * 1000
+
+
+def _p95(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * 0.95))]
+
+
+@contextlib.contextmanager
+def _worker(queue: str, redis_url: str) -> Iterator[Child]:
+    command = [sys.executable, "manage.py", "echomq_worker", "--queue", queue]
+    env = {**os.environ, "ECHOMQ_REDIS_URL": redis_url}
+    with Child(command, env=env, cwd=ROOT, name="echomq_worker") as child:
+        child.wait_for_output("is ready")
+        yield child
