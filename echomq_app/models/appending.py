@@ -16,15 +16,16 @@ from ..core.records import Receipt
 from ..exceptions import WrongExpectedCursor
 from . import appending_sqlite
 from .stream import insert_stream
-from .times import aware
+from .times import aware, time_column
 from .transactions import as_statement, naming_isolation, own_transaction
 
 _CALL_BYTES = 8_000_000
 _CALL_RECORDS = 5_000
 
+_RECORDED_AT = time_column("postgresql", "recorded_at")
 _APPEND = (
-    "SELECT n, id, position, recorded_at, duplicate, epoch, write_cursor"
-    " FROM echomq_append_v1(%s, %s::jsonb, %s) ORDER BY n"
+    f"SELECT n, id, position, {_RECORDED_AT}, duplicate, epoch, write_cursor"  # noqa: S608
+    " FROM echomq_append_v1(%s, %s::jsonb, %s)"
 )
 
 
@@ -101,6 +102,7 @@ def _call(
         return WrongExpectedCursor(
             stream=name, expected=expected_cursor or 0, write_cursor=rows[0][6]
         )
+    rows.sort()  # by n: PostgreSQL promises no order without saying so, and says so slower
     zone = connection.timezone
     return [
         Receipt(

@@ -25,6 +25,7 @@ DECLARE
     last_one record;
     base bigint;
     now_at timestamptz;
+    milliseconds bigint;
     fresh integer[];
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -40,6 +41,7 @@ BEGIN
         ORDER BY r.position DESC LIMIT 1;
     base := greatest(coalesce(last_one.position + 1, 0), s.first_position);
     now_at := greatest(clock_timestamp(), last_one.recorded_at);
+    milliseconds := floor(extract(epoch FROM now_at) * 1000);
 
     IF jsonb_path_exists(records, '$[*].idempotency_key') THEN
         fresh := echomq_fresh_v1(s.id, records);
@@ -50,7 +52,7 @@ BEGIN
         END IF;
         INSERT INTO echomq_record (id, stream_id, position, type, key, data, headers,
                                    idempotency_key, recorded_at)
-        SELECT echomq_event_id_v1(now_at, base + f.k - 1), s.id, base + f.k - 1,
+        SELECT echomq_event_id_v1(milliseconds, base + f.k - 1), s.id, base + f.k - 1,
                coalesce(e.value->>'type', ''), coalesce(e.value->>'key', ''), e.value->'data',
                coalesce(nullif(e.value->'headers', 'null'), '{{}}'),
                coalesce(e.value->>'idempotency_key', ''), now_at
@@ -78,7 +80,7 @@ BEGIN
     RETURN QUERY
     INSERT INTO echomq_record (id, stream_id, position, type, key, data, headers,
                                idempotency_key, recorded_at)
-    SELECT echomq_event_id_v1(now_at, base + e.n - 1), s.id, base + e.n - 1,
+    SELECT echomq_event_id_v1(milliseconds, base + e.n - 1), s.id, base + e.n - 1,
            coalesce(e.value->>'type', ''), coalesce(e.value->>'key', ''), e.value->'data',
            coalesce(nullif(e.value->'headers', 'null'), '{{}}'), '', now_at
     FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
@@ -144,13 +146,15 @@ AS $$
     )
 $$;
 
--- RFC 9562 UUIDv7: 48 bits milliseconds, 42 bits position in rand_a and the top of rand_b,
--- 32 random bits.
-CREATE OR REPLACE FUNCTION {schema}.echomq_event_id_v1(at timestamptz, "position" bigint) RETURNS uuid
+-- RFC 9562 UUIDv7: 48 bits milliseconds, 4 version, 12 + 30 bits position with the 2 of the
+-- variant between them, 32 random bits. Two integers, since text by text it took 3 us more.
+CREATE OR REPLACE FUNCTION {schema}.echomq_event_id_v1(milliseconds bigint, "position" bigint)
+RETURNS uuid
 LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$
-    SELECT (lpad(to_hex(floor(extract(epoch FROM at) * 1000)::bigint), 12, '0')
-        || '7' || lpad(to_hex("position" >> 30), 3, '0')
-        || to_hex(2147483648 + ("position" & 1073741823))
-        || lpad(to_hex(floor(random() * 4294967296)::bigint), 8, '0'))::uuid
+    SELECT encode(
+        int8send((milliseconds << 16) | (7 << 12) | ("position" >> 30))
+        || int8send((1::bigint << 63) | (("position" & 1073741823) << 32)
+                    | floor(random() * 4294967296)::bigint),
+        'hex')::uuid
 $$;
