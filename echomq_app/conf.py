@@ -31,8 +31,8 @@ class EchoMQSettings:
     """How long a commit may wait for a stream's lock to append on commit."""
 
     RETENTION: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    """Retention for streams made from now on, by name or `prefix*`:
-    `{"orders": {"max_records": 1_000_000}, "emq.*": {"max_age": 604800}}`."""
+    """What streams without a policy of their own retain, by name or pattern; the first match
+    counts: `{"orders": {"max_records": 1_000_000}, "emq.*": {"max_age": 604800}}`."""
 
     FILTER_WINDOW: int = 10_000
     """How many positions one filtered page scans at most."""
