@@ -5,6 +5,7 @@ A demo: whoever reaches the server may use it. A page of your own asks for a log
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from functools import wraps
@@ -15,7 +16,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from echomq_app.core.ids import JobId
-from echomq_app.exceptions import InvalidPayload, UnknownJob, WrongBrand
+from echomq_app.exceptions import InvalidPayload, UnknownJob, UnknownStream, WrongBrand
 from echomq_app.jobs import control
 from echomq_app.models.job import CancelRequest, Job
 from echomq_app.stream import Stream
@@ -111,7 +112,8 @@ def clear(body: dict[str, Any]) -> Answer:
     """Delete the log: the next record begins another life of it, with another epoch."""
     if _is_active(_latest_job()):
         return 409, {"error": "A replay is under way. Cancel it first, then clear the log."}
-    Stream(STREAM).delete()
+    with contextlib.suppress(UnknownStream):
+        Stream(STREAM).delete()
     return 200, {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 from playwright.async_api import expect
@@ -151,7 +152,7 @@ async def test_keyboard_alone_is_enough(fresh: Seismic) -> None:
     await expect(fresh.page.locator("#connection")).to_have_text("dropped by you")
 
 
-VISITORS = {
+VISITORS: dict[str, dict[str, Any]] = {
     "laptop": {"viewport": {"width": 1366, "height": 768}, "color_scheme": "light"},
     "tablet": {"viewport": {"width": 820, "height": 1100}, "color_scheme": "dark"},
     "phone": {
