@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -34,11 +34,16 @@ def database_alias(alias: str, **changes: Any) -> Iterator[str]:
             yield alias
     finally:
         added = connections[alias]
-        added.close()
+        _close(added)
         if added.vendor == "postgresql":
             added.close_pool()  # type: ignore[attr-defined]
         del connections[alias]
         del connections.databases[alias]
+
+
+def _close(wrapper: BaseDatabaseWrapper) -> None:
+    """Close, also where Django's wrapper won't: a SQLite database in memory."""
+    BaseDatabaseWrapper.close(wrapper)
 
 
 @contextlib.contextmanager
@@ -93,7 +98,9 @@ def concurrently(*calls: Callable[[], T], timeout: float = THREAD_TIMEOUT) -> li
     """
     with ThreadPoolExecutor(len(calls)) as threads:
         futures = [threads.submit(closing_connections, call) for call in calls]
-        return [future.result(timeout) for future in futures]
+        for future in as_completed(futures, timeout):
+            future.result()  # the first to fail: others may wait for it for ever
+        return [future.result() for future in futures]
 
 
 def closing_connections(call: Callable[[], T]) -> T:
@@ -101,7 +108,8 @@ def closing_connections(call: Callable[[], T]) -> T:
     try:
         return call()
     finally:
-        connections.close_all()
+        for wrapper in connections.all(initialized_only=True):
+            _close(wrapper)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from .stream import insert_stream
 from .times import aware, now, stored
 
 _LOCKED = "database is locked"
+_TABLE_LOCKED = "table is locked"
 _UNIX_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MILLISECOND = dt.timedelta(milliseconds=1)
 
@@ -42,6 +43,12 @@ def append(
                 insert_stream(cursor, connection, name)
                 outcome = _write_sqlite(cursor, connection, name, records, expected_cursor)
     except OperationalError as error:
+        if _TABLE_LOCKED in str(error):
+            raise DatabaseLocked(
+                f"append to {name!r}: another thread uses {connection.alias!r}, a database in "
+                "memory, where SQLite doesn't wait; nothing was written. Tests with threads need "
+                f"a file: DATABASES[{connection.alias!r}]['TEST'] = {{'NAME': 'test.sqlite3'}}."
+            ) from error
         if _LOCKED not in str(error):
             raise
         raise DatabaseLocked(
