@@ -136,7 +136,7 @@ def finished(id: str, timeout: float = 20.0) -> Job:
 def records(job_id: str, queue: str = "default") -> list[tuple[str, dict[str, Any]]]:
     """Return what the log says about a job, after the relay."""
     stream = Stream(f"emq.{queue}")
-    stream.relay()
+    wait_until(lambda: stream.relay() == 0)  # None: somebody else is at it
     return [(record.type, record.data) for record in stream.read(key=job_id).records]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from echomq_app.jobs import control
@@ -347,3 +347,58 @@ def test_no_thread_is_left() -> None:
     before = set(threading.enumerate())
     drain()
     wait_until(lambda: not ours())
+
+
+@pytest.mark.postgres
+class TestOtherTransactions:
+    def test_client_that_stays_in_a_transaction_that_enqueued_delays_nobody(self) -> None:
+        entered, leave = threading.Event(), threading.Event()
+        slow: list[str] = []
+
+        def stopped_client() -> None:
+            try:
+                with transaction.atomic():
+                    slow.append(jobtasks.add.enqueue(0, 0).id)
+                    entered.set()
+                    leave.wait(60)
+            finally:
+                connections.close_all()
+
+        client = threading.Thread(target=stopped_client)
+        client.start()
+        try:
+            assert entered.wait(20)
+            with running_worker():
+                ids = [jobtasks.add.enqueue(n, n).id for n in range(20)]
+                assert [finished(id).state for id in ids] == ["completed"] * 20
+                # The log goes on, too: the relay moves what is committed.
+                log = Stream("emq.default")
+                wait_until(lambda: log.info().write_cursor == 60)
+                leave.set()
+                client.join(20)
+                assert finished(slow[0]).state == "completed"
+        finally:
+            leave.set()
+            client.join(20)
+        for id in [*ids, *slow]:
+            assert history(id) == ["enqueued", "started", "completed"]
+
+    def test_worker_works_in_a_serializable_project(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever the server's default and Django's option: its own connections aren't."""
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        options = connections.settings["default"]["OPTIONS"]
+        monkeypatch.setitem(options, "isolation_level", IsolationLevel.SERIALIZABLE)
+        level = r"-c default_transaction_isolation=serializable"
+        monkeypatch.setitem(options, "options", level)
+        connections.close_all()
+        try:
+            with running_worker(), running_worker():
+                ids = [jobtasks.fail.enqueue().id for _ in range(10)]
+                later = timezone.now() + dt.timedelta(seconds=0.3)
+                ids.append(jobtasks.add.using(run_after=later).enqueue(1, 2).id)
+                states = [finished(id).state for id in ids]
+            assert states == ["failed"] * 10 + ["completed"]
+            assert len(history(ids[0])) == 7
+        finally:
+            connections.close_all()
