@@ -376,6 +376,12 @@ class TestFollowing:
         assert numbers(run_lines("export", "orders")) == list(range(12))
         assert capfd.readouterr().err == ""
 
+    def test_only_read_has_a_limit_of_its_own(self) -> None:
+        Stream("big").append_many([{"data": {"n": n}} for n in range(2_500)])
+        assert numbers(run_lines("export", "big")) == list(range(2_500))
+        assert numbers(run_lines("tail", "big", "--exit-at-end")) == list(range(2_500))
+        assert len(run_lines("read", "big", "--format", "jsonl")) == 100
+
     def test_export_counts_on_a_terminal(
         self, orders: Stream, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -25,20 +25,21 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-        common, shown, picked = _common(), _shown(), _picked()
+        common, shown = _common(), _shown()
         verb = verbs.add_parser("list", help="list streams", parents=[common, shown])
         verb.add_argument("prefix", nargs="?", default="", help="only names that begin so")
         verb = verbs.add_parser("info", help="show what a stream holds", parents=[common, shown])
         verb.add_argument("name")
         _add_append(verbs.add_parser("append", help="append a record", parents=[common, shown]))
-        verb = verbs.add_parser("read", help="print records", parents=[common, shown, picked])
-        verb.set_defaults(limit=100)
+        verbs.add_parser("read", help="print records", parents=[common, shown, _picked(100)])
         verb = verbs.add_parser(
-            "tail", help="print records as they come, as lines of JSON", parents=[common, picked]
+            "tail",
+            help="print records as they come, as lines of JSON",
+            parents=[common, _picked(None)],
         )
         verb.add_argument("--exit-at-end", action="store_true", help="end when caught up")
         verbs.add_parser(
-            "export", help="print all records, as lines of JSON", parents=[common, picked]
+            "export", help="print all records, as lines of JSON", parents=[common, _picked(None)]
         )
         _add_trim(verbs.add_parser("trim", help="remove old records", parents=[common, shown]))
         verb = verbs.add_parser(
@@ -162,7 +163,7 @@ def _shown() -> CommandParser:
     return parser
 
 
-def _picked() -> CommandParser:
+def _picked(limit: int | None) -> CommandParser:
     parser = CommandParser(add_help=False)
     parser.add_argument("name")
     begin = parser.add_mutually_exclusive_group()
@@ -175,7 +176,14 @@ def _picked() -> CommandParser:
     )
     begin.add_argument("--since", type=arguments.moment, metavar="TIME", help="a time, or 1h")
     begin.add_argument("--last", type=arguments.some, metavar="N", help="the newest N before now")
-    parser.add_argument("-n", "--limit", type=arguments.some, metavar="N", help="at most N records")
+    parser.add_argument(
+        "-n",
+        "--limit",
+        type=arguments.some,
+        default=limit,
+        metavar="N",
+        help=f"at most N records (default: {limit or 'all'})",
+    )
     parser.add_argument(
         "--types",
         type=arguments.words,
