@@ -154,7 +154,7 @@ class EchoMQBackend(BaseTaskBackend):
                 checks.Error(
                     f"TASKS[{self.alias!r}]['OPTIONS']: {error}",
                     hint="They are the defaults of every task's options; see docs/jobs.md.",
-                    id="echomq.E010",
+                    id="echomq.E006",
                 )
             ]
         return []

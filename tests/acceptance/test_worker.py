@@ -181,14 +181,20 @@ class TestKilled:
 class TestLease:
     """Lease 2 s: what keeps a thread or the interpreter busy doesn't cost the job."""
 
-    @pytest.mark.parametrize("name", ["block_the_loop", "spin", "sleep"])
-    def test_busy_handler_runs_once(self, start_worker: StartWorker, trace: str, name: str) -> None:
+    def test_busy_handlers_run_once(self, start_worker: StartWorker, tmp_path: Path) -> None:
         start_worker("--queue", "default")
         start_worker("--queue", "default")
-        id = getattr(jobtasks, name).enqueue(6, trace=trace).id
-        done = wait_for_state(id, "completed")
-        assert done.attempt == 1 and done.fence == 1
-        assert marks(trace) == ["start"]
+        names = ("block_the_loop", "spin", "sleep")
+        traces = [str(tmp_path / name) for name in names]
+        ids = [
+            getattr(jobtasks, name).enqueue(6, trace=trace).id
+            for name, trace in zip(names, traces, strict=True)
+        ]
+        for id, trace in zip(ids, traces, strict=True):
+            done = wait_for_state(id, "completed")
+            assert done.attempt == 1 and done.fence == 1
+            assert marks(trace) == ["start"]
+        assert not Worker.objects.exclude(lost_at=None).exists()
 
 
 class TestCancel:
