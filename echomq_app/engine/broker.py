@@ -109,7 +109,10 @@ class Broker:
         """Send what comes, for ever. Runs on the engine's loop."""
         try:
             while True:
-                await self._send_next()
+                try:
+                    await self._send_next()
+                except Exception:
+                    logger.exception("event=sender_failed")
         finally:
             self._asleep = True  # The next send starts a loop again.
             await self._drop_layer()

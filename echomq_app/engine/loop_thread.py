@@ -33,7 +33,8 @@ _graveyard: list[object] = []
 class LoopThread:
     """Starts on first use. All methods are safe from any thread and never wait for I/O."""
 
-    _lock: threading.Lock
+    _lock: threading.RLock
+    _starting: bool
     _loop: asyncio.AbstractEventLoop | None
     _selector: selectors.BaseSelector | None
     _thread: threading.Thread | None
@@ -107,19 +108,27 @@ class LoopThread:
 
     def _ensure_loop(self) -> asyncio.AbstractEventLoop | None:
         with self._lock:
-            if self._loop is not None or self._closed:
+            # The lock is taken again by a signal handler that interrupts the start below.
+            if self._loop is not None or self._closed or self._starting:
                 return self._loop
-            selector = selectors.DefaultSelector()
-            loop = asyncio.SelectorEventLoop(selector)
-            thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
-            loop.call_soon(self._on_start)
+            self._starting = True
             try:
-                thread.start()
-            except RuntimeError:  # the interpreter is shutting down
-                loop.close()
-                return None
+                self._start()
+            finally:
+                self._starting = False
+            return self._loop
+
+    def _start(self) -> None:
+        selector = selectors.DefaultSelector()
+        loop = asyncio.SelectorEventLoop(selector)
+        thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
+        loop.call_soon(self._on_start)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is shutting down
+            loop.close()
+        else:
             self._loop, self._selector, self._thread = loop, selector, thread
-            return loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
@@ -133,7 +142,8 @@ class LoopThread:
             asyncio.set_event_loop(None)
 
     def _start_afresh(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._starting = False
         self._loop = self._selector = self._thread = None
 
 

@@ -43,6 +43,7 @@ class OwnLayer:
         """Make it; with `on_reconnect`, for receiving, and called when the link came back."""
         self.broken = ""  # why, once the link can't be trusted any more
         self._on_reconnect = on_reconnect
+        self._sharded = False
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._family = _family(import_string(channel_layers.configs[alias]["BACKEND"]))
         self.receiver: asyncio.Task[None] | None = None
@@ -85,7 +86,9 @@ class OwnLayer:
         from channels_redis.utils import decode_hosts
 
         config = dict(channel_layers.configs[alias].get("CONFIG", {}))
-        config["hosts"] = [self._fit(host) for host in decode_hosts(config.get("hosts"))]
+        hosts = decode_hosts(config.get("hosts"))
+        self._sharded = len(hosts) > 1
+        config["hosts"] = [self._fit(host) for host in hosts]
         return import_string(channel_layers.configs[alias]["BACKEND"])(**config)
 
     def _fit(self, host: dict[str, Any]) -> dict[str, Any]:
@@ -122,10 +125,14 @@ class OwnLayer:
     def _carries_messages(self) -> bool:
         """Tell whether the connection being made is the one that messages come through.
 
-        The others may have been closed for idleness, which loses nothing.
+        The others may have been closed for idleness, which loses nothing. On core that
+        is the one of the receive task; but with several hosts the groups may live on
+        another one, which we only meet when we join again.
         """
         task = asyncio.current_task()
-        return task is self.receiver if self._family == _CORE else task is not self.prober
+        if self._family == _CORE and not self._sharded:
+            return task is self.receiver
+        return task is not self.prober
 
 
 def _no_maintenance() -> dict[str, Any]:

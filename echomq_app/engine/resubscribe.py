@@ -24,7 +24,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..conf import current
@@ -105,7 +105,7 @@ class GroupListener:
     async def _back_off(self, failures: int, error: Exception) -> None:
         if failures & (failures - 1) == 0:  # 1, 2, 4, 8…: a long outage is no flood
             level = logging.INFO if failures == 1 else logging.WARNING
-            logger.log(level, "event=link_lost failures=%d error=%r", failures, error)
+            logger.log(level, "event=link_lost failures=%d error=%s", failures, _said(error))
         if failures > 1:
             await asyncio.sleep(
                 full_jitter(failures - 1, base=BACKOFF_BASE, cap=BACKOFF_CAP, random=random.random)
@@ -117,11 +117,10 @@ class GroupListener:
         own = OwnLayer(current().CHANNEL_LAYER, on_reconnect=self._bell.set)
         channel = ""
         try:
-            async with asyncio.timeout(current().BROKER_TIMEOUT):
-                channel = await own.layer.new_channel()
+            channel = await _answer(own.layer.new_channel())
             own.receiver = asyncio.create_task(self._receive(own, channel))
             own.receiver.add_done_callback(lambda task: self._bell.set())
-            await _call(own.layer.group_add(self._probe_group, channel))
+            await _answer(own.layer.group_add(self._probe_group, channel))
             await self._sync(own, channel)
             await self._probe(own)
             await self._open()
@@ -146,9 +145,9 @@ class GroupListener:
                 if not self._switchboard.groups():
                     return
                 await self._probe(own)
-                await _call(own.layer.group_add(self._probe_group, channel))
+                await _answer(own.layer.group_add(self._probe_group, channel))
                 for group in list(self._joined):
-                    await _call(own.layer.group_add(group, channel))
+                    await _answer(own.layer.group_add(group, channel))
             self._bell.clear()
             self._check(own)
             if await self._sync(own, channel):
@@ -162,11 +161,11 @@ class GroupListener:
             self._joined.discard(group)
             self._confirmed.discard(group)
             self._numbers.pop(group, None)
-            await _call(own.layer.group_discard(group, channel))
+            await _answer(own.layer.group_discard(group, channel))
         missing = wanted - self._joined
         for group in missing:
             self._numbers[group] = SenderNumbers()
-            await _call(own.layer.group_add(group, channel))
+            await _answer(own.layer.group_add(group, channel))
             self._joined.add(group)
         return bool(missing)
 
@@ -176,7 +175,7 @@ class GroupListener:
         own.prober = asyncio.current_task()
         try:
             message = {"type": PROBE, "group": self._probe_group, "number": number}
-            await _call(own.layer.group_send(self._probe_group, message))
+            await _answer(own.layer.group_send(self._probe_group, message))
         finally:
             own.prober = None
         try:
@@ -193,8 +192,7 @@ class GroupListener:
     def _check(self, own: OwnLayer) -> None:
         receiver = own.receiver
         if receiver is not None and receiver.done() and not own.broken:
-            error = "cancelled" if receiver.cancelled() else receiver.exception()
-            own.broken = f"receive ended: {error!r}"
+            own.broken = "cancelled" if receiver.cancelled() else _said(receiver.exception())
         if own.broken:
             raise LinkLost(own.broken)
 
@@ -278,6 +276,14 @@ class GroupListener:
         self._switchboard.deliver(group, message)
 
 
-async def _call(awaitable: Any) -> None:
-    async with asyncio.timeout(current().BROKER_TIMEOUT):
-        await awaitable
+async def _answer(awaitable: Awaitable[Any]) -> Any:
+    timeout = current().BROKER_TIMEOUT
+    try:
+        async with asyncio.timeout(timeout):
+            return await awaitable
+    except TimeoutError:
+        raise LinkLost(f"no answer in {timeout:g} s; is the address right, the password?") from None
+
+
+def _said(error: BaseException | None) -> str:
+    return str(error) if isinstance(error, LinkLost) else f"{type(error).__name__}: {error}"

@@ -315,6 +315,25 @@ def test_messages_to_a_group_arrive_whole_and_in_order(backend: str, redis_url: 
 
 
 @brokers
+def test_hosts_may_be_given_in_every_form_that_channels_redis_takes(
+    backend: str, make_redis: Any
+) -> None:
+    server = make_redis(tcp=True)
+    for host in (
+        ("127.0.0.1", server.port),
+        {"address": server.url, "socket_timeout": 5},
+        {"host": "127.0.0.1", "port": server.port},
+        f"{server.url}?socket_timeout=3",
+    ):
+        with use_layers(channel_layers(backend, hosts=[host])), losses() as told:
+            with engine.waiter(GROUP) as waiter:
+                assert waiter.wait(10)
+                engine.send(GROUP, {"type": "x.y"})
+                assert engine.flush(10)
+        assert told == []
+
+
+@brokers
 def test_a_coalesced_message_waits_only_once(
     backend: str, redis_url: str, redis_server: Redis
 ) -> None:

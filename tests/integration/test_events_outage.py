@@ -199,6 +199,24 @@ async def test_dead_channels_do_not_pile_up_in_the_groups_of_the_core_layer(
             wait_until(lambda: client.zcard(key) == 1)
 
 
+@brokers
+async def test_one_of_two_hosts_restarts_empty(
+    backend: str, make_redis: Callable[..., Redis]
+) -> None:
+    # The groups are spread over the hosts; the channel that receives is on one of them.
+    servers = [make_redis(tcp=True), make_redis(tcp=True)]
+    layers = channel_layers(backend, hosts=[server.url for server in servers])
+    queues = [f"q{number}" for number in range(8)]
+    with use_layers(layers, RESUBSCRIBE_INTERVAL=0.3):
+        async with events.listen(*queues) as feed:
+            for server in servers:
+                server.restart_empty()
+                assert await take(feed) == [GAP]
+                for queue in queues:
+                    await hears_again(feed, queue)
+                    settle(feed)
+
+
 # A broker that loses its memory, or its voice, but no connection.
 
 
