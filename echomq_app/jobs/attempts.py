@@ -90,6 +90,9 @@ class Attempts:
 
     def _run(self, job: RunningJob) -> None:
         """Run the attempt, in a job's thread."""
+        if job.token.cancelled:  # before it has begun: then it doesn't
+            self._ended(job, job.finish(Ending.STOPPED, at=now(), reason=job.token.reason))
+            return
         call = handlers.prepare(job, partial(self._completer.report, job))
         if not isinstance(call, handlers.Call):
             self._ended(job, call)

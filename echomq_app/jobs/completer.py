@@ -46,10 +46,16 @@ class Completer:
     """One thread with one connection; see the module."""
 
     def __init__(
-        self, using: str, queues: Collection[str], *, on_ready: Callable[[], object]
+        self,
+        using: str,
+        queues: Collection[str],
+        *,
+        patience: float,
+        on_ready: Callable[[], object],
     ) -> None:
         """`on_ready()` is called when a job that ran is ready again."""
         self._using = using
+        self._patience = patience
         self._on_ready = on_ready
         self._queues = sorted(queues)
         self._wakeup = Wakeup()
@@ -104,8 +110,10 @@ class Completer:
         return not self.unwritten
 
     def _run(self) -> None:
-        with service_connection(self._using, "completer"):
-            persistent = Persistent(self._using, self._wakeup)
+        service = service_connection(
+            self._using, "completer", self._wakeup, patience=self._patience
+        )
+        with service as persistent:
             while not self._wakeup.closed:
                 self._turn(persistent)
                 self._wakeup.wait(self._pause())

@@ -3,7 +3,7 @@
 Each of the worker's own threads has one connection, made for it: outside the project's
 pool (whose four connections the handlers may hold while the lease has to be renewed),
 READ COMMITTED whatever the project has chosen (a claim has to see what was committed),
-and noticing within seconds that the other side is gone.
+and noticing within seconds that the other side is gone, or doesn't answer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 
 from ..exceptions import DatabaseLocked
 from .wakeup import Wakeup
+from .watchdog import Watch, watchdog
 
 logger = logging.getLogger("echomq.jobs")
 
 _FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 5.0
+LONGEST_PAUSE = 5.0
 TRANSIENT = (OperationalError, InterfaceError, DatabaseLocked)
 """What a moment later may go well: no connection, a lock, a deadlock, a full pool."""
 
@@ -42,18 +43,30 @@ T = TypeVar("T")
 
 
 @contextmanager
-def service_connection(using: str, purpose: str) -> Iterator[None]:
+def service_connection(
+    using: str,
+    purpose: str,
+    wakeup: Wakeup,
+    *,
+    patience: float,
+    longest_pause: float = LONGEST_PAUSE,
+) -> Iterator[Persistent]:
     """Give this thread a connection of its own for `using`, and close it at the end.
 
-    `purpose` stands in PostgreSQL's `application_name`.
+    `purpose` stands in PostgreSQL's `application_name`. Database work of the thread goes
+    through the `Persistent` that it gets; `wakeup` is what ends the thread. A piece of
+    work that gets no answer for `patience` seconds has its connection cut.
     """
     previous = connections[using]
     own = previous.copy()
     own.settings_dict = _settings(own.vendor, own.settings_dict, purpose)
     connections[using] = own
+    watch = Watch(purpose, patience)
+    watchdog.add(watch)
     try:
-        yield
+        yield Persistent(using, wakeup, watch, longest_pause)
     finally:
+        watchdog.remove(watch)
         own.close()
         connections[using] = previous
 
@@ -97,27 +110,33 @@ def read_committed(using: str) -> AbstractContextManager[Any]:
 class Persistent:
     """Runs database work that has to succeed some time: again and again, with pauses.
 
-    One per thread. `wakeup` ends a pause early when it is closed.
+    One per thread, from `service_connection`. A pause ends early when `wakeup` is closed.
     """
 
-    def __init__(
-        self, using: str, wakeup: Wakeup, *, longest_pause: float = _LONGEST_PAUSE
-    ) -> None:
+    def __init__(self, using: str, wakeup: Wakeup, watch: Watch, longest_pause: float) -> None:
         self._using = using
         self._wakeup = wakeup
+        self._watch = watch
         self._longest_pause = longest_pause
         self._failures = 0
 
-    def attempt(self, what: str, call: Callable[[], T], default: T) -> T:
+    def attempt(
+        self, what: str, call: Callable[[], T], default: T, *, may_take_long: bool = False
+    ) -> T:
         """Run `call` once. On an error, log it, drop the connection, and pause.
 
-        Returns `default` then: the caller's loop comes round again.
+        Returns `default` then: the caller's loop comes round again. What may take long
+        isn't watched.
         """
+        if not may_take_long:
+            self._watch.begin(connections[self._using])
         try:
             result = call()
         except Exception as error:  # noqa: BLE001  (the loop goes on, and says what it met)
+            self._watch.end(well=False)
             self._failed(what, error)
             return default
+        self._watch.end(well=True)
         self._failures = 0
         return result
 

@@ -26,7 +26,7 @@ from ..models.job import FINISHED, CancelRequest, Job, JobState
 from ..models.times import now
 from ..models.worker import Worker
 from . import journal
-from .connections import Persistent, service_connection
+from .connections import service_connection
 from .control import cancel_waiting
 from .outcomes import Ending, Outcome, error_record
 from .transitions import settle
@@ -48,11 +48,13 @@ class Housekeeper:
         queues: Collection[str],
         *,
         interval: float,
+        patience: float,
         on_ready: Callable[[], object],
     ) -> None:
         self._using = using
         self._queues = sorted(queues)
         self._interval = interval
+        self._patience = patience
         self._on_ready = on_ready
         self._wakeup = Wakeup()
         self._next_retention = time.monotonic() + RETENTION_INTERVAL
@@ -67,15 +69,17 @@ class Housekeeper:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        with service_connection(self._using, "housekeeper"):
-            persistent = Persistent(self._using, self._wakeup)
+        service = service_connection(
+            self._using, "housekeeper", self._wakeup, patience=self._patience
+        )
+        with service as persistent:
             while not self._wakeup.closed:
                 pause = persistent.attempt("promote", self._promote, default=self._interval)
                 persistent.attempt("rescue", self._rescue, default=None)
                 persistent.attempt("sweep", self._sweep, default=None)
                 if time.monotonic() >= self._next_retention:
                     self._next_retention = time.monotonic() + RETENTION_INTERVAL
-                    persistent.attempt("retention", self._retain, default=None)
+                    persistent.attempt("retention", self._retain, default=None, may_take_long=True)
                 self._wakeup.wait(pause)
 
     def _promote(self) -> float:

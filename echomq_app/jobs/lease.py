@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from ..models.worker import Worker
-from .connections import Persistent, service_connection
+from .connections import service_connection
 from .wakeup import Wakeup
 
 logger = logging.getLogger("echomq.jobs")
@@ -33,6 +33,7 @@ class Lease:
         concurrency: int,
         lease: float,
         heartbeat: float,
+        patience: float,
         on_lost: Callable[[], object],
     ) -> None:
         self._using = using
@@ -41,6 +42,7 @@ class Lease:
         self._concurrency = concurrency
         self._seconds = lease
         self._heartbeat = heartbeat
+        self._patience = patience
         self._on_lost = on_lost
         self._wakeup = Wakeup()
         self._renewed = 0.0
@@ -79,8 +81,14 @@ class Lease:
         self._renewed = asked
 
     def _run(self) -> None:
-        with service_connection(self._using, "heartbeat"):
-            persistent = Persistent(self._using, self._wakeup, longest_pause=self._heartbeat)
+        service = service_connection(
+            self._using,
+            "heartbeat",
+            self._wakeup,
+            patience=self._patience,
+            longest_pause=self._heartbeat,
+        )
+        with service as persistent:
             while not self._wakeup.closed:
                 started = time.monotonic()
                 persistent.attempt("heartbeat", self._beat, default=None)

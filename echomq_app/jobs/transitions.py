@@ -93,8 +93,8 @@ def settle(using: str, outcomes: Iterable[Outcome]) -> Settlement:
                 CancelRequest.objects.using(using).filter(job__in=done).delete()
         entries = [entry for verdict in verdicts for entry in verdict.entries]
         journal.write(using, entries)
-    rest = [by_id[id] for id in by_id.keys() - {outcome.id for outcome in ours}]
-    later = _still_ours(using, rest)
+        rest = [by_id[id] for id in by_id.keys() - {outcome.id for outcome in ours}]
+        later = _still_ours(using, rest)
     lost = [outcome for outcome in rest if outcome not in later]
     return Settlement(entries=entries, later=later, lost=lost)
 

@@ -74,10 +74,16 @@ class Worker:
         self._queues = list(options.queues)
         self._next_reconcile = 0.0
         self._waiter = engine.waiter(*(queue_wake_group(queue) for queue in options.queues))
-        self._completer = Completer(self.using, options.queues, on_ready=self._waiter.set)
+        self._completer = Completer(
+            self.using, options.queues, patience=options.patience, on_ready=self._waiter.set
+        )
         self._attempts = Attempts(self.using, self._completer, on_end=self._waiter.set)
         self._housekeeper = Housekeeper(
-            self.using, options.queues, interval=options.poll, on_ready=self._waiter.set
+            self.using,
+            options.queues,
+            interval=options.poll,
+            patience=options.patience,
+            on_ready=self._waiter.set,
         )
         self._lease = Lease(
             self.using,
@@ -86,6 +92,7 @@ class Worker:
             concurrency=options.concurrency,
             lease=options.lease,
             heartbeat=options.heartbeat,
+            patience=options.patience,
             on_lost=partial(self._attempts.ask_all, Asked.LEASE_LOST),
         )
 
@@ -99,10 +106,15 @@ class Worker:
 
         Raises `WorkerError` when it can't begin.
         """
-        with service_connection(self.using, "worker"), self._waiter, _signals(self._signalled):
+        service = service_connection(
+            self.using, "worker", self._stop, patience=self.options.patience
+        )
+        with service as persistent, self._waiter, _signals(self._signalled):
             self._start()
             try:
-                self._work()
+                if self._on_started:
+                    self._on_started(self.name)
+                self._work(persistent)
             finally:
                 written = self._finish()
         return written
@@ -126,11 +138,8 @@ class Worker:
             ",".join(self.options.queues),
             self.options.concurrency,
         )
-        if self._on_started:
-            self._on_started(self.name)
 
-    def _work(self) -> None:
-        persistent = Persistent(self.using, self._stop)
+    def _work(self, persistent: Persistent) -> None:
         while not self._stop.closed:
             self._waiter.clear()  # before looking: what comes meanwhile isn't lost
             persistent.attempt("read cancel requests", self._attempts.hear_cancels, default=None)

@@ -42,3 +42,11 @@ class WorkerOptions:
                 f"{self.heartbeat:g} s: one late heartbeat would lose every job. Make the lease "
                 "longer or the heartbeats closer."
             )
+
+    @property
+    def patience(self) -> float:
+        """How long a statement of the worker's own may take before its connection is cut.
+
+        A heartbeat that hangs has to be noticed while there is still time for another.
+        """
+        return max(1.0, self.lease / 3)

@@ -170,7 +170,7 @@ class TestHeldRows:
 class TestCompleter:
     @pytest.fixture
     def completer(self) -> Completer:
-        return Completer(USING, ["default"], on_ready=lambda: None)
+        return Completer(USING, ["default"], patience=30, on_ready=lambda: None)
 
     def test_writes_what_is_put_moves_it_to_the_stream_and_publishes(
         self, worker: Worker, completer: Completer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -285,6 +287,26 @@ class TestOutage:
         # A claim whose answer was lost is handed back, not counted against the job.
         assert all(job.attempt == 1 and not job.errors for job in Job.objects.all())
 
+    @pytest.mark.parametrize("thread", ["heartbeat", "completer", "worker", "housekeeper"])
+    def test_server_that_does_not_answer_one_of_its_threads(
+        self, thread: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The backend hangs, its socket stays open: the connection is cut and made anew."""
+        where = f"application_name = 'echomq {thread}'"
+        with running_worker(lease=3.0, heartbeat=0.5):
+            wait_until(lambda: _others(where) == 1)
+            hung = _pid(where)
+            os.kill(hung, signal.SIGSTOP)
+            try:
+                id = jobtasks.add.enqueue(1, 2).id
+                assert finished(id).state == "completed"
+                wait_until(lambda: _others(where) == 2)
+            finally:
+                os.kill(hung, signal.SIGCONT)
+            assert f"connection_cut thread={thread}" in caplog.text
+            assert Job.objects.get(pk=id).attempt == 1
+            assert not Worker.objects.exclude(lost_at=None).exists()
+
     @pytest.mark.skipif(POOLED, reason="the pool of the test itself would be full of dead ones")
     def test_database_that_refuses_for_a_while(self, caplog: pytest.LogCaptureFixture) -> None:
         name = connection.settings_dict["NAME"]
@@ -319,6 +341,16 @@ def _others(where: str) -> int:
         )
         count: int = cursor.fetchone()[0]
     return count
+
+
+def _pid(where: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+            f" AND pid <> pg_backend_pid() AND {where}"
+        )
+        pid: int = cursor.fetchone()[0]
+    return pid
 
 
 def _terminate() -> int:
