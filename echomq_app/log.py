@@ -245,6 +245,10 @@ class Log:
         self, *, max_records: int | None = None, max_age: dt.timedelta | None = None
     ) -> None:
         """Set this stream's own retention policy; workers and `echomq_stream trim` apply it."""
+        if max_records is not None:
+            trimming.check_count(max_records)
+        if max_age is not None:
+            trimming.check_age(max_age)
         appending.ensure(self.using, self.name)
         StreamRow.objects.using(self.using).filter(name=self.name).update(
             max_records=max_records, max_age=max_age

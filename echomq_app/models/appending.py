@@ -15,6 +15,7 @@ from ..core.ids import EventId
 from ..core.records import Receipt
 from ..exceptions import WrongExpectedCursor
 from . import appending_sqlite
+from .paging import BEYOND
 from .stream import insert_stream
 from .times import aware, time_column
 from .transactions import as_statement, naming_isolation, own_transaction
@@ -95,8 +96,9 @@ def relay(using: str, name: str, at_most: int) -> int | None:
 def _call(
     connection: BaseDatabaseWrapper, name: str, call: bytes, expected_cursor: int | None
 ) -> list[Receipt] | WrongExpectedCursor:
+    expected = None if expected_cursor is None else min(expected_cursor, BEYOND)
     with naming_isolation(name), connection.cursor() as cursor:
-        cursor.execute(_APPEND, (name, call.decode(), expected_cursor))
+        cursor.execute(_APPEND, (name, call.decode(), expected))
         rows = cursor.fetchall()
     if rows[0][2] is None:
         return WrongExpectedCursor(

@@ -59,6 +59,10 @@ _PENDING = {
 }
 
 
+BEYOND = 2**62
+"""Above every position, and one that a column of positions can hold."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A page as the database gave it, before anybody decided whether it is valid."""
 
@@ -88,6 +92,8 @@ def read_page(
     nothing still returns soon, with a cursor that moved. Raises `UnknownStream`.
     """
     connection = connections[using]
+    if cursor is not None:
+        cursor = min(cursor, BEYOND)
     filtered = types is not None or key is not None
     sql, parameters = _statement(
         connection.vendor,

@@ -25,6 +25,7 @@ from .transactions import own_transaction, refuse_old_snapshot
 
 _CHUNK = 5_000
 _QUEUE_STREAM_AGE = dt.timedelta(days=7)
+_LONGEST = dt.timedelta(days=36_500)
 
 
 def cursor_at(using: str, name: str, at: dt.datetime) -> int:
@@ -59,8 +60,7 @@ def target(
     """
     oldest = info.first_position
     if max_records is not None:
-        if not is_count(max_records):
-            raise InvalidArgument(f"max_records is a count from 0, not {max_records!r}.")
+        check_count(max_records)
         oldest = max(oldest, info.write_cursor - max_records)
     if max_age is not None:
         check_age(max_age)
@@ -80,10 +80,18 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def check_count(value: object) -> None:
+    """Raise `InvalidArgument` for what is no number of records, or none that a column holds."""
+    if not is_count(value) or not isinstance(value, int) or value > paging.BEYOND:
+        raise InvalidArgument(f"max_records is a count from 0, not {value!r}.")
+
+
 def check_age(value: object) -> None:
-    """Raise `InvalidArgument` for what is no length of time."""
-    if not isinstance(value, dt.timedelta) or value < dt.timedelta(0):
-        raise InvalidArgument(f"max_age is a timedelta from 0, not {value!r}.")
+    """Raise `InvalidArgument` for what is no length of time, or none that a column holds."""
+    if not isinstance(value, dt.timedelta) or not dt.timedelta(0) <= value <= _LONGEST:
+        raise InvalidArgument(
+            f"max_age is a timedelta from 0 to {_LONGEST.days:,} days, not {value!r}."
+        )
 
 
 def check_aware(value: object) -> None:

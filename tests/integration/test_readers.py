@@ -1,0 +1,291 @@
+"""Readers that go on: under retention, deletes, held snapshots and other time zones."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from echomq_app.cancel import CancelToken
+from echomq_app.exceptions import (
+    CursorExpired,
+    CursorInvalid,
+    InsideTransaction,
+    InvalidArgument,
+    UnknownStream,
+    WrongExpectedCursor,
+)
+from echomq_app.models import Record
+from echomq_app.models import Stream as StreamRow
+from echomq_app.stream import Page, Stream
+from tests.databases import concurrently, in_thread, session
+from tests.wait import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def filled(count: int, name: str = "orders") -> Stream:
+    stream = Stream(name)
+    stream.append_many([{"data": {"n": n}} for n in range(count)])
+    return stream
+
+
+class TestTail:
+    def test_catches_up_then_waits_for_more(self) -> None:
+        stream, stop = filled(3), CancelToken()
+        seen: list[int] = []
+
+        def follow() -> None:
+            for record in stream.tail(stop=stop):
+                seen.append(record.data["n"])
+                if record.data["n"] == 5:
+                    stop.cancel()
+
+        with in_thread(follow) as following:
+            wait_until(lambda: len(seen) == 3)
+            for n in range(3, 6):
+                stream.append({"n": n})
+                wait_until(lambda n=n: len(seen) == n + 1)  # type: ignore[misc]
+            following.result(30)
+        assert seen == list(range(6))
+
+    def test_stops_while_it_waits(self) -> None:
+        stop = CancelToken()
+        with in_thread(lambda: list(Stream("orders").tail(stop=stop))) as following:
+            wait_until(StreamRow.objects.exists)
+            stop.cancel()
+            assert following.result(30) == []
+
+    def test_creates_the_stream_and_misses_nothing(self) -> None:
+        stop = CancelToken()
+        with in_thread(lambda: next(Stream("new").tail(stop=stop))) as following:
+            Stream("new").append({"n": 0})
+            assert following.result(30).position == 0
+
+    def test_refuses_inside_a_transaction(self) -> None:
+        with transaction.atomic(), pytest.raises(InsideTransaction, match=r"read\(\)"):
+            next(Stream("orders").tail())
+
+    @pytest.mark.parametrize("cursor", [5, "0123456789abcdef:0:", "garbage", 2**70])
+    def test_refuses_a_place_in_a_stream_that_is_not_there(self, cursor: int | str) -> None:
+        with pytest.raises(CursorInvalid):
+            next(Stream("orders").tail(cursor))
+
+
+class TestRetention:
+    def test_at_write_speed_ends_in_expired_and_never_in_a_jump(self) -> None:
+        """A reader that is slower than writer and trim: each page waits for both."""
+        stream = filled(10)
+        seen: list[int] = []
+        written, done = threading.Event(), threading.Event()
+
+        def write() -> None:
+            n = 10
+            while not done.is_set():
+                stream.append_many([{"data": {"n": n + more}} for more in range(25)])
+                n += 25
+                stream.trim(max_records=60)
+                written.set()
+
+        def read() -> CursorExpired:
+            try:
+                for page in stream.tail_pages(limit=20):
+                    seen.extend(record.data["n"] for record in page.records)
+                    written.clear()
+                    written.wait(30)
+            except CursorExpired as error:
+                return error
+            finally:
+                done.set()
+            raise AssertionError("the reader was never overtaken")
+
+        _, error = concurrently(write, read)
+        assert isinstance(error, CursorExpired)
+        assert seen == list(range(len(seen)))
+        assert error.requested == len(seen)
+        assert error.missed == error.first_position - error.requested > 0
+
+    def test_replay_that_is_overtaken(self) -> None:
+        stream = filled(2_500)
+        records = stream.replay()
+        for _ in range(10):
+            next(records)
+        stream.trim(before=2_000)
+        with pytest.raises(CursorExpired) as caught:
+            list(records)
+        assert caught.value.requested == 1_000
+
+    def test_trim_to_just_the_readers_place_misses_nothing(self) -> None:
+        stream = filled(10)
+        token = stream.read(limit=4).token
+        stream.trim(before=4)
+        assert [record.data["n"] for record in stream.read(token).records] == [4, 5, 6, 7, 8, 9]
+
+
+class TestDeletedMeanwhile:
+    @pytest.mark.parametrize("again", [False, True])
+    def test_a_waiting_reader_ends_with_an_error(self, again: bool) -> None:
+        stream = filled(2)
+        waits = threading.Event()
+
+        def follow() -> type[Exception]:
+            try:
+                for record in stream.tail():
+                    if record.position == 1:
+                        waits.set()
+            except (UnknownStream, CursorInvalid) as error:
+                return type(error)
+            raise AssertionError("tail ended without an error")
+
+        with in_thread(follow) as following:
+            assert waits.wait(30)
+            stream.delete()
+            if again:
+                filled(5)
+            assert following.result(30) in (UnknownStream, CursorInvalid)
+
+    async def test_an_async_one_too(self) -> None:
+        stream = Stream("orders")
+        await stream.aappend({"n": 0})
+        waits = asyncio.Event()
+
+        async def follow() -> None:
+            async for _ in stream.atail():
+                waits.set()
+
+        task = asyncio.ensure_future(follow())
+        await asyncio.wait_for(waits.wait(), 30)
+        await stream.adelete()
+        with pytest.raises(UnknownStream):
+            await asyncio.wait_for(task, 30)
+
+
+@pytest.mark.postgres
+class TestTrimUnderAHeldSnapshot:
+    """Dead index entries can't be cleaned away: whoever looks from the front wades through."""
+
+    @pytest.fixture
+    def trimmed(self) -> Iterator[Stream]:
+        stream = filled(20_000)
+        with session() as holder:
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            holder.execute("SELECT count(*) FROM echomq_record")
+            stream.trim(max_records=10)
+            yield stream
+            holder.execute("SELECT count(*) FROM echomq_record")
+
+    def test_appends_and_reads_look_at_the_end_only(self, trimmed: Stream) -> None:
+        assert blocks("""SELECT * FROM echomq_append_v1('orders', '[{"data": 1}]')""") < 300
+        page, seen = read_counting_blocks(trimmed)
+        assert [record.position for record in page.records] == list(range(19_990, 20_002))
+        assert seen < 100
+        assert trimmed.append({}).position == 20_002
+
+    def test_the_holder_reads_on_in_its_own_time(self) -> None:
+        stream = filled(10)
+        with session() as holder:
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            assert holder.execute("SELECT count(*) FROM echomq_record").fetchone() == (10,)
+            stream.trim(max_records=0)
+            assert holder.execute("SELECT count(*) FROM echomq_record").fetchone() == (10,)
+        assert not Record.objects.exists()
+        assert stream.append({}).position == 10
+
+
+def blocks(sql: str, parameters: list[Any] | None = None) -> int:
+    """Return how many pages of the database a statement looks at."""
+    with connection.cursor() as cursor:
+        for _ in range(2):  # the first also loads the catalogue
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
+            (plan,) = cursor.fetchone()
+    plan = json.loads(plan) if isinstance(plan, str) else plan
+    return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+
+
+def read_counting_blocks(stream: Stream) -> tuple[Page, int]:
+    statements: list[tuple[str, Any]] = []
+
+    def note(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        statements.append((sql, parameters))
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(note):
+        page = stream.read()
+    ((sql, parameters),) = statements
+    return page, blocks(sql, parameters)
+
+
+class TestTimeZones:
+    @pytest.fixture(params=[False, True])
+    def new_york(self, request: pytest.FixtureRequest, settings: Any) -> None:
+        settings.USE_TZ = request.param
+        settings.TIME_ZONE = "America/New_York"
+
+    @pytest.mark.usefixtures("new_york")
+    def test_times_are_aware_and_right(self, settings: Any) -> None:
+        before = dt.datetime.now(dt.UTC)
+        stream = Stream("orders")
+        receipts = [stream.append({"n": n}) for n in range(3)]
+        after = dt.datetime.now(dt.UTC)
+        records = stream.read().records
+        assert [record.recorded_at for record in records] == [r.recorded_at for r in receipts]
+        assert before <= records[0].recorded_at <= records[2].recorded_at <= after
+        info = stream.info()
+        assert (info.oldest_at, info.newest_at) == (
+            receipts[0].recorded_at,
+            receipts[2].recorded_at,
+        )
+        assert before - dt.timedelta(seconds=1) <= info.created_at <= after
+        assert stream.cursor_at(before) == 0
+        assert stream.cursor_at(receipts[1].recorded_at) in (0, 1)
+        assert stream.cursor_at(after + dt.timedelta(seconds=1)) == 3
+        assert stream.trim(max_age=dt.timedelta(hours=1)).trimmed == 0
+        assert stream.append({}, idempotency_key="a").recorded_at >= receipts[2].recorded_at
+        row = Record.objects.get(position=0)
+        assert (row.recorded_at.tzinfo is not None) == settings.USE_TZ
+
+
+class TestNumbersOutOfRange:
+    """A position has 42 bits. What lies beyond is refused like any other, whatever its size."""
+
+    @pytest.mark.parametrize("beyond", [2**42, 2**63, 2**70, 10**400])
+    def test_beyond(self, beyond: int) -> None:
+        stream = filled(3)
+        with pytest.raises(CursorInvalid) as caught:
+            stream.read(beyond)
+        assert (caught.value.reason, caught.value.requested) == ("ahead", beyond)
+        with pytest.raises(CursorInvalid):
+            stream.read(beyond, types=["a"])
+        with pytest.raises(WrongExpectedCursor) as conflict:
+            stream.append({}, expected_cursor=beyond)
+        assert conflict.value.expected == beyond
+        assert stream.trim(before=beyond, dry_run=True).trimmed == 3
+
+    @pytest.mark.parametrize(
+        "limits",
+        [
+            {"max_records": -1},
+            {"max_records": "5"},
+            {"max_age": dt.timedelta(seconds=-1)},
+            {"max_records": 2**63},
+            {"max_age": 5},
+            {"max_age": dt.timedelta.max},
+            {"before": -1},
+            {"before": dt.datetime(2026, 1, 1)},  # noqa: DTZ001
+            {"before": "1"},
+        ],
+    )
+    def test_limits_that_would_remove_what_nobody_meant(self, limits: dict[str, Any]) -> None:
+        stream = filled(3)
+        with pytest.raises(InvalidArgument):
+            stream.trim(**limits)
+        if "before" not in limits:
+            with pytest.raises(InvalidArgument):
+                stream.set_retention(**limits)
+        assert stream.info().count == 3
