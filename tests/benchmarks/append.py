@@ -10,8 +10,9 @@ measured, and for figures.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from .figures import alternate, compare
 UNIT = "records/s"
 # A round is several short slices of each contender, in turn: whatever else the machine
 # does for some seconds hits all of them.
-SLICES, SLICE_SECONDS, QUICK_SECONDS = 4, 0.5, 0.2
+SLICES, SLICE_SECONDS, QUICK_SECONDS = 4, 0.5, 0.05
 SNAPSHOT_SECONDS = 30.0
 OURS, COUNTER = "ours", "counter row"
 
@@ -72,47 +73,58 @@ def run(
 
     `only`: cases whose name contains it.
     """
-    with django_on(database) as dsn:
+    with django_on(database, durable=not quick) as dsn:
         if database == "sqlite":
             return _alone(rounds=rounds, quick=quick, only=only)
         from .writers import make_tables
 
         missing = make_tables(dsn)
         if held_snapshot:
-            return _held_snapshot(dsn, rounds=rounds, seconds=2.0 if quick else SNAPSHOT_SECONDS)
-        cases = [
-            _measure(case, dsn, rounds=rounds, quick=quick, missing=missing)
-            for case in CASES
-            if only in case.name
-        ]
+            return _held_snapshot(dsn, rounds=rounds, seconds=1.2 if quick else SNAPSHOT_SECONDS)
+        cases = _measure_all(dsn, CASES, rounds=rounds, quick=quick, only=only, missing=missing)
     return _result(cases, rounds, missing=missing)
 
 
-def _measure(
-    case: Case, dsn: str, *, rounds: int, quick: bool, missing: list[str]
-) -> dict[str, Any]:
+def _measure_all(
+    dsn: str,
+    cases: Iterable[Case],
+    *,
+    rounds: int,
+    quick: bool,
+    only: str,
+    missing: Collection[str] = (),
+) -> list[dict[str, Any]]:
     seconds = QUICK_SECONDS if quick else SLICE_SECONDS
-    with Crew(min(case.writers, 2) if quick else case.writers, dsn) as crew:
-        contenders = {
-            name: partial(crew.rate, load, seconds)
-            for name, load in case.loads.items()
-            if name not in missing
-        }
-        figures = alternate(contenders, rounds * (1 if quick else SLICES))
-    return {"case": case.name, **compare(figures, unit=UNIT, ours=OURS)}
+    slices = 1 if quick else rounds * SLICES
+    results = []
+    with contextlib.ExitStack() as stack:
+        crews: dict[int, Crew] = {}
+        for case in cases:
+            if only not in case.name:
+                continue
+            size = min(case.writers, 2) if quick else case.writers
+            if size not in crews:
+                crews[size] = stack.enter_context(Crew(size, dsn))
+            contenders = {
+                name: partial(crews[size].rate, load, seconds)
+                for name, load in case.loads.items()
+                if name not in missing
+            }
+            figures = alternate(contenders, slices)
+            results.append({"case": case.name, **compare(figures, unit=UNIT, ours=OURS)})
+    return results
 
 
 def _alone(*, rounds: int, quick: bool, only: str) -> dict[str, Any]:
     """Ours, on SQLite: its one file has one writer at a time, so nobody is a peer."""
-    cases = []
-    for case in CASES:
-        if only in case.name:
-            alone = dataclasses.replace(case, loads={OURS: case.loads[OURS]})
-            cases.append(_measure(alone, "", rounds=rounds, quick=quick, missing=[]))
+    alone = [dataclasses.replace(case, loads={OURS: case.loads[OURS]}) for case in CASES]
+    cases = _measure_all("", alone, rounds=rounds, quick=quick, only=only)
     return _result(cases, rounds, database="sqlite")
 
 
 def _result(cases: list[dict[str, Any]], rounds: int, **detail: Any) -> dict[str, Any]:
+    if not cases:
+        raise ValueError(f"No case has that in its name: {[case.name for case in CASES]}")
     top = {key: value for key, value in cases[0].items() if key != "case"}
     return {"name": "append", **top, "rounds": rounds, "cases": cases, **detail}
 

@@ -37,7 +37,7 @@ def run(*, rounds: int, quick: bool, database: str = "postgres") -> dict[str, An
         redis = stack.enter_context(private_redis())
         os.environ["ECHOMQ_REDIS_URL"] = redis.url  # for this process, which cancels
         stack.callback(os.environ.pop, "ECHOMQ_REDIS_URL")
-        stack.enter_context(django_on(database))
+        stack.enter_context(django_on(database, durable=not quick))
         stack.enter_context(_worker(QUEUES[OURS], redis.url))
         stack.enter_context(_worker(QUEUES[POLLED], ""))
         contenders = {name: partial(_latency, queue, folder) for name, queue in QUEUES.items()}

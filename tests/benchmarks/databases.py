@@ -16,10 +16,11 @@ SETTINGS = {"max_wal_size": "8GB", "checkpoint_timeout": "30min"}
 
 
 @contextlib.contextmanager
-def django_on(database: str) -> Iterator[str]:
+def django_on(database: str, *, durable: bool = True) -> Iterator[str]:
     """Make a database, `postgres` or `sqlite`, migrated, and yield its psycopg DSN.
 
-    Commits wait for the disk. Once per process, because Django is set up once; processes
+    Commits wait for the disk unless `durable` is off (PostgreSQL only), which is for a look
+    whether a benchmark runs at all. Once per process, because Django is set up once; processes
     started from here inherit the environment and work on the same database. The DSN of
     SQLite is empty.
     """
@@ -29,7 +30,7 @@ def django_on(database: str) -> Iterator[str]:
         os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
         dsn = ""
         if database == "postgres":
-            dsn = stack.enter_context(_postgres(folder))
+            dsn = stack.enter_context(_postgres(folder, durable))
         import django
         from django.core.management import call_command
         from django.db import connections
@@ -41,8 +42,8 @@ def django_on(database: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _postgres(folder: Path) -> Iterator[str]:
-    with private_postgres(fsync=True, folder=folder, settings=SETTINGS) as server:
+def _postgres(folder: Path, durable: bool) -> Iterator[str]:
+    with private_postgres(fsync=durable, folder=folder, settings=SETTINGS) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("CREATE DATABASE echomq")
         yield server.dsn("echomq")

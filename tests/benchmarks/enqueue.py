@@ -36,7 +36,11 @@ def run(*, rounds: int, quick: bool) -> dict[str, Any]:
     """Measure all in turn, against the same worker, which also runs what the peer inserts."""
     seconds = QUICK_SECONDS if quick else SLICE_SECONDS
     processes = 1 if quick else PROCESSES
-    with django_on("postgres") as dsn, _worker(), Crew(processes, dsn) as crew:
+    with (
+        django_on("postgres", durable=not quick) as dsn,
+        _worker(),
+        Crew(processes, dsn) as crew,
+    ):
         contenders = {
             name: partial(_measure, crew, Load(contender=name), seconds)
             for name in (OURS, DJANGO, STATEMENT, BARE)

@@ -30,7 +30,7 @@ OURS = "ours"
 def run(*, rounds: int, quick: bool, database: str = "postgres") -> dict[str, Any]:
     """Measure. SQLite is measured alone and beside the ORM: psycopg isn't for it."""
     records = QUICK_RECORDS if quick else RECORDS
-    with django_on(database) as dsn:
+    with django_on(database, durable=not quick) as dsn:
         stream_id = _fill(records)
         readers: dict[str, Callable[[], Iterator[Any]]] = {OURS: _ours}
         if dsn:
