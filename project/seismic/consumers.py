@@ -34,6 +34,9 @@ logger = logging.getLogger("project.seismic")
 PAGE = 100
 WINDOW = 8
 BEAT = 5.0
+BREATH = 0.04
+"""Seconds between two messages, and two looks at the log: a fast replay wakes its readers
+hundreds of times a second, and nobody sees more than a few changes."""
 JOIN_TIMEOUT = 2.0
 """How long the log waits for the feed to be joined: a broker that is away can't hold it."""
 FRAME_MAX = 4_096
@@ -120,6 +123,8 @@ class SeismicConsumer(AsyncWebsocketConsumer):
                     if page.records:
                         await self._window.acquire()
                         await self._out.put(_records(page))
+                    if page.cursor == page.write_cursor:
+                        await asyncio.sleep(BREATH)
             except CursorExpired as error:
                 await self._out.put(_cursor_frame("cursor_expired", error, missed=error.missed))
             except CursorInvalid as error:
@@ -147,6 +152,7 @@ class SeismicConsumer(AsyncWebsocketConsumer):
             while not self._out.finished:
                 frames = await self._out.take(BEAT)
                 await self.send(text_data=json.dumps(frames or [{"kind": "beat"}]))
+                await asyncio.sleep(BREATH)
             await self.close(code=self._out.close_code)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -122,7 +122,8 @@ async def test_without_a_broker_the_page_says_that_only_the_log_crosses_processe
     fresh: Seismic, site: Site, open_page: OpenPage
 ) -> None:
     await expect(fresh.page.get_by_text("No broker:")).to_be_hidden()
-    with private_asgi(env=site.without_broker) as server:
+    # Under daphne, so that both servers have had the page.
+    with private_asgi(server="daphne", env=site.without_broker) as server:
         page = await open_page(server.url)
         notice = page.page.locator("#no-broker")
         await expect(notice).to_be_visible()
