@@ -135,6 +135,7 @@ async def test_without_a_broker_the_page_says_that_only_the_log_crosses_processe
         await page.cancel("it works")
         await expect(page.state).to_have_text("Cancelled: it works.")
         await page.screenshot("without-broker")
+        await page.page.close()  # before its server goes
 
 
 async def test_keyboard_alone_is_enough(fresh: Seismic) -> None:
