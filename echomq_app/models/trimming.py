@@ -48,31 +48,33 @@ def cursor_at(using: str, name: str, at: dt.datetime) -> int:
 
 def target(
     using: str,
-    info: StreamInfo,
+    ends: Overview | StreamInfo,
     *,
-    max_records: int | None,
-    max_age: dt.timedelta | None,
-    before: int | dt.datetime | None,
+    max_records: int | None = None,
+    max_age: dt.timedelta | None = None,
+    before: int | dt.datetime | None = None,
 ) -> int:
     """Return the oldest position that all of the given limits retain, at most the head.
 
     Raises `InvalidArgument` for a limit that is none.
     """
-    oldest = info.first_position
+    oldest = ends.first_position
     if max_records is not None:
         check_count(max_records)
-        oldest = max(oldest, info.write_cursor - max_records)
+        oldest = max(oldest, ends.write_cursor - max_records)
     if max_age is not None:
         check_age(max_age)
-        oldest = max(oldest, cursor_at(using, info.name, now() - max_age))
+        since = now() - max_age
+        if ends.oldest_at is not None and ends.oldest_at < since:
+            oldest = max(oldest, cursor_at(using, ends.name, since))
     if isinstance(before, dt.datetime):
         check_aware(before)
-        oldest = max(oldest, cursor_at(using, info.name, before))
+        oldest = max(oldest, cursor_at(using, ends.name, before))
     elif before is not None:
         if not is_count(before):
             raise InvalidArgument(f"before is a position or an aware datetime, not {before!r}.")
         oldest = max(oldest, before)
-    return min(oldest, info.write_cursor)
+    return min(oldest, ends.write_cursor)
 
 
 def is_count(value: object) -> bool:
@@ -176,31 +178,18 @@ def apply_retention(using: str, *, dry_run: bool = False) -> list[TrimResult]:
     for row in rows:
         with contextlib.suppress(UnknownStream):
             ends = overview(row)
-            target = _retained_from(using, ends, *policy(row))
-            if not dry_run and (target > ends.first_position or row.has_expired):
-                move_first_position(using, ends.name, target)
+            max_records, max_age = policy(row)
+            oldest = target(using, ends, max_records=max_records, max_age=max_age)
+            if not dry_run and (oldest > ends.first_position or row.has_expired):
+                move_first_position(using, ends.name, oldest)
                 delete_below(using, ends.name)
-            if target > ends.first_position:
+            if oldest > ends.first_position:
                 results.append(
                     TrimResult(
                         stream=ends.name,
-                        first_position=target,
-                        trimmed=target - ends.first_position,
+                        first_position=oldest,
+                        trimmed=oldest - ends.first_position,
                         dry_run=dry_run,
                     )
                 )
     return results
-
-
-def _retained_from(
-    using: str, ends: Overview, max_records: int | None, max_age: dt.timedelta | None
-) -> int:
-    """Return the oldest position that these limits retain."""
-    target = ends.first_position
-    if max_records is not None:
-        target = max(target, ends.write_cursor - max_records)
-    if max_age is not None:
-        since = now() - max_age
-        if ends.oldest_at is not None and ends.oldest_at < since:
-            target = max(target, cursor_at(using, ends.name, since))
-    return target
