@@ -32,6 +32,7 @@ ALLOWED_HOSTS = os.environ.get("ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]").spl
 def databases(url: str) -> dict[str, dict[str, Any]]:
     """Return DATABASES for a PostgreSQL URL, or for SQLite if it is empty."""
     if not url:
+        DEMO_DIR.mkdir(parents=True, exist_ok=True)  # SQLite makes its file, not the folder
         # The write lock is taken at BEGIN and readers don't wait for writers: with
         # Django's defaults two processes that read before they write end in
         # "database is locked".
