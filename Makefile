@@ -31,8 +31,10 @@ endif
 demo: $(INSTALLED)
 	@$(PY) -m project.demo
 
-test: test-sqlite
-	@$(MAKE) --no-print-directory test-postgres
+# Both, also when the first fails.
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory test-sqlite; sqlite=$$?; \
+	$(MAKE) --no-print-directory test-postgres && exit $$sqlite
 
 test-sqlite: $(INSTALLED)
 	$(PY) -m pytest --database=sqlite $(ARGS)

@@ -87,7 +87,7 @@ def test_what_uses_a_database_is_marked(tmp_path: Path) -> None:
 
 
 def test_what_is_for_the_other_database_is_skipped(tmp_path: Path) -> None:
-    shown = outcome(tmp_path, CASES)
+    shown = outcome(tmp_path, CASES, "-rs")
     assert "6 passed, 1 skipped" in shown
     assert re.search(r"SKIPPED .*only on postgres", shown)
 
