@@ -37,14 +37,14 @@ test: $(INSTALLED)
 	$(MAKE) --no-print-directory test-postgres && exit $$sqlite
 
 test-sqlite: $(INSTALLED)
-	$(PY) -m pytest --database=sqlite $(ARGS)
+	$(PY) -m pytest --database=sqlite -o cache_dir=.pytest_cache/sqlite-$(VENV) $(ARGS) $(if $(ARGS),$(NONE_IS_FINE))
 
 # What uses no database has run on SQLite already. That may be all that ARGS selects, and
 # then pytest ends with 5.
 NONE_IS_FINE := || test $$? -eq 5
 
 test-postgres: $(INSTALLED)
-	$(PY) -m pytest --database=postgres -m database $(ARGS) $(if $(ARGS),$(NONE_IS_FINE))
+	$(PY) -m pytest --database=postgres -m database -o cache_dir=.pytest_cache/postgres-$(VENV) $(ARGS) $(if $(ARGS),$(NONE_IS_FINE))
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
