@@ -143,3 +143,12 @@ def records(job_id: str, queue: str = "default") -> list[tuple[str, dict[str, An
 def history(job_id: str, queue: str = "default") -> list[str]:
     """Name what the log says about a job."""
     return [type for type, _ in records(job_id, queue)]
+
+
+class OtherRouter:
+    """Keeps the app in the second database."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model._meta.app_label == "echomq" else None
+
+    db_for_write = db_for_read

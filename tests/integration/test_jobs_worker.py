@@ -434,3 +434,40 @@ class TestOtherTransactions:
             assert len(history(ids[0])) == 7
         finally:
             connections.close_all()
+
+
+def test_project_without_time_zones(settings: Any) -> None:
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "Asia/Tokyo"
+    try:
+        due = timezone.now() + dt.timedelta(seconds=0.5)
+        assert due.tzinfo is None
+        ids = [jobtasks.add.enqueue(1, 2).id, jobtasks.add.using(run_after=due).enqueue(3, 4).id]
+        far = jobtasks.add.using(run_after=due + dt.timedelta(hours=1)).enqueue(1, 1)
+        with running_worker():
+            jobs = [finished(id) for id in ids]
+        assert [job.state for job in jobs] == ["completed"] * 2
+        assert jobs[1].started_at is not None and jobs[1].started_at >= due
+        result = jobtasks.add.get_result(ids[0])
+        assert result.started_at is not None and result.started_at.tzinfo is None
+        assert abs(timezone.now() - result.started_at) < dt.timedelta(minutes=1)
+        assert Job.objects.get(pk=far.id).state == "scheduled"
+        assert records(ids[0])[0][1]["at"].endswith("+00:00")
+        assert control.cancel(far.id, "enough") == "cancelled"
+    finally:
+        connections.close_all()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_second_database_by_a_router(settings: Any, trace: str) -> None:
+    settings.DATABASE_ROUTERS = ["tests.integration.jobs.OtherRouter"]
+    id, pending = jobtasks.fail.enqueue().id, jobtasks.add.enqueue(1, 2).id
+    assert control.cancel(pending) == "cancelled"
+    with running_worker():
+        running = jobtasks.until_cancelled.enqueue(trace).id
+        wait_until(lambda: "start 1" in marks(trace))
+        assert control.cancel(running) == "requested"
+        assert [finished(id).state, finished(running).state] == ["failed", "cancelled"]
+    assert history(id)[-1] == "failed"
+    assert Job.objects.using("other").count() == 3
+    assert Job.objects.using("default").count() == Worker.objects.using("default").count() == 0
