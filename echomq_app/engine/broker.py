@@ -37,7 +37,7 @@ Merge = Callable[[dict[str, Any], dict[str, Any]], bool]
 
 BACKOFF_BASE = 0.05
 BACKOFF_CAP = 1.0
-CLOSING_TIMEOUT = 1.0
+CLOSING_TIMEOUT = 0.5
 LOG_INTERVAL = 10.0
 
 

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 
 logger = logging.getLogger("echomq")
 
-CLOSING_TIMEOUT = 1.0
+CLOSING_TIMEOUT = 1.5
 """How long the owner may take to close its connections when the loop stops."""
 
 _graveyard: list[object] = []
@@ -171,7 +171,8 @@ def _bury(remains: list[object]) -> None:
     """Keep objects of the parent from being finalised, also at the interpreter's end.
 
     There, pending tasks are reported on stderr and suspended coroutines run their
-    `finally` blocks, for a loop that never existed in this process.
+    `finally` blocks, for a loop that never existed in this process. CPython doesn't free
+    what the stack of a thread that is gone refers to, which covers most of it by accident.
     """
     _graveyard.append(remains)
     with contextlib.suppress(ImportError, AttributeError):

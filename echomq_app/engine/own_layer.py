@@ -50,6 +50,11 @@ class OwnLayer:
         self.prober: asyncio.Task[Any] | None = None
         self.layer: Any = self._make(alias)
 
+    @property
+    def leaves_by_closing(self) -> bool:
+        """Whether the end of the connection ends the membership in all groups."""
+        return self._family == _PUBSUB
+
     def link_is_new(self) -> None:
         """Take the next connection of each kind as a first one (after an idle timeout)."""
         self._seen.clear()

@@ -26,7 +26,7 @@ logger = logging.getLogger("echomq")
 
 T = TypeVar("T")
 
-STOP_TIMEOUT = 3.0
+STOP_TIMEOUT = 4.0
 """How long the thread may take to end before the daemon is left to its fate."""
 EXIT_GRACE = 0.25
 """How long an exit waits for messages when no connection is known to be good."""

@@ -39,7 +39,8 @@ PROBE = "echomq.probe"
 WAKE = "echomq.wake"
 BACKOFF_BASE = 0.02
 BACKOFF_CAP = 0.5
-CLOSING_TIMEOUT = 1.0
+CLOSING_TIMEOUT = 0.5
+LEAVING_TIMEOUT = 0.3
 STABLE = 1.0
 """A link that lived this long is followed by the next one without a pause."""
 HOLD_LIMIT = 10_000
@@ -119,7 +120,7 @@ class GroupListener:
         try:
             channel = await _answer(own.layer.new_channel())
             own.receiver = asyncio.create_task(self._receive(own, channel))
-            own.receiver.add_done_callback(lambda task: self._bell.set())
+            own.receiver.add_done_callback(self._receive_ended)
             await _answer(own.layer.group_add(self._probe_group, channel))
             await self._sync(own, channel)
             await self._probe(own)
@@ -218,9 +219,11 @@ class GroupListener:
 
     async def _leave_old(self, own: OwnLayer) -> None:
         """Take channels of former links out of their groups, where a broker keeps them."""
+        if own.leaves_by_closing:
+            self._to_leave.clear()
         del self._to_leave[:-LEAVE_LIMIT]
         try:
-            async with asyncio.timeout(CLOSING_TIMEOUT):
+            async with asyncio.timeout(LEAVING_TIMEOUT):
                 while self._to_leave:
                     group, channel = self._to_leave[-1]
                     await own.layer.group_discard(group, channel)
@@ -242,6 +245,12 @@ class GroupListener:
                 continue
             if not own.broken:  # After a break the gap comes first, from a new link.
                 self._take(message)
+
+    def _receive_ended(self, task: asyncio.Task[None]) -> None:
+        # Looked at here, so that asyncio doesn't complain when a stop comes in between.
+        if not task.cancelled():
+            task.exception()
+        self._bell.set()
 
     def _take(self, message: Any) -> None:
         try:

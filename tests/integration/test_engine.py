@@ -458,6 +458,27 @@ def test_messages_that_waited_too_long_for_a_dead_broker_are_dropped(make_redis:
     assert message["number"] == 50  # readers see the hole
 
 
+def test_what_comes_after_a_hole_is_not_merged_into_what_came_before() -> None:
+    def merge(waiting: dict[str, Any], new: dict[str, Any]) -> bool:
+        waiting["n"] += new["n"]
+        return True
+
+    broker = Broker(lambda ring: True)
+    broker.attach()
+    with use_layers({}, PUBLISH_BACKLOG=2):
+        assert broker.send(GROUP, {"type": "x.y", "n": [0]}, merge=merge)
+        assert broker.send(GROUP, {"type": "x.y", "n": [1]}, merge=merge)
+        assert not broker.send(GROUP, {"type": "x.y", "n": [2]}, merge=merge)
+        broker._drain()
+        broker._report_refused()
+    with use_layers({}, PUBLISH_BACKLOG=10):
+        assert broker.send(GROUP, {"type": "x.y", "n": [3]}, merge=merge)
+        broker._drain()
+
+    lane = broker._lanes[GROUP]
+    assert [(entry.message["n"], entry.lost_after) for entry in lane] == [([0, 1], 1), ([3], 0)]
+
+
 def test_a_receiver_of_the_signal_that_fails_breaks_nothing(redis_url: str) -> None:
     def fails(**kwargs: Any) -> None:
         raise RuntimeError("broken receiver")

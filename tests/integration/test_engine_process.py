@@ -108,6 +108,33 @@ assert waiter.wait(20)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@brokers
+def test_a_process_whose_broker_has_gone_or_hangs_ends_silently(
+    backend: str, how: str, make_redis: object
+) -> None:
+    server = make_redis(tcp=True)  # type: ignore[operator]
+    program = """
+import logging, signal
+logging.disable()
+waiter = engine.waiter("g").__enter__()
+assert waiter.wait(20)
+engine.send("g", {"type": "x.y"})
+assert engine.flush(20)
+waiter.clear()
+os.kill(int(sys.argv[2]), getattr(signal, sys.argv[3]))
+time.sleep(0.3)  # into the attempts to connect again
+print(time.monotonic())
+"""
+    layers = channel_layers(backend, server.url)
+    done = run_program(program, layers, str(server.process.pid), how)
+    spent = time.monotonic() - float(done.stdout)
+    server.resume()
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert spent < 3.0
+
+
 def test_publishing_at_exit_opens_no_connection_and_says_nothing(
     redis_url: str, redis_server: Redis
 ) -> None:
@@ -161,6 +188,8 @@ if (pid := os.fork()) == 0:
         if not second.wait(20):
             os._exit(14)
     engine.notify("w")                                  # the parent must hear that
+    import gc
+    gc.collect()                                        # nothing of the parent may go here
     sys.exit(0)
 waiter.clear()
 _, status = os.waitpid(pid, 0)

@@ -18,7 +18,10 @@ from channels.layers import channel_layers as layer_manager
 from echomq_app import engine, events, signals
 from echomq_app.core.ids import new_job_id
 from echomq_app.core.names import events_group
+from echomq_app.core.numbering import SenderNumbers
 from echomq_app.engine.process import engine as the_engine
+from echomq_app.engine.resubscribe import GroupListener
+from echomq_app.engine.switchboard import Switchboard
 from tests.layers import CORE, PUBSUB, channel_layers, hung_server, use_layers
 from tests.servers import Redis
 from tests.wait import wait_until
@@ -123,6 +126,47 @@ async def test_what_was_published_before_a_restart_comes_before_the_gap(
 
     assert before.data == "before"
     assert gap == GAP
+
+
+async def test_a_message_of_a_link_that_has_broken_is_not_let_through() -> None:
+    # pub/sub subscribes again by itself, so messages may come between the reconnect and
+    # the gap. Here they certainly do.
+    class Link:
+        broken = ""
+        layer: Any = None
+
+        async def receive(self, channel: str) -> dict[str, Any]:
+            if left:
+                return left.pop(0)
+            raise ConnectionResetError("the end")
+
+        def link_is_new(self) -> None:
+            raise AssertionError("no timeout here")
+
+    class Ear:
+        def __init__(self) -> None:
+            self.heard: list[Any] = []
+
+        def deliver(self, message: Any) -> None:
+            self.heard.append(message["number"])
+            link.broken = "the layer had to connect again"
+
+        def gap(self, reason: str) -> None:
+            self.heard.append(reason)
+
+    left = [message(1), message(2)]
+    link: Any = Link()
+    link.layer = link
+    switchboard, ear, group = Switchboard(), Ear(), events_group("emails")
+    switchboard.add(group, ear)
+    listener = GroupListener(switchboard, "us", lambda: True)
+    listener._numbers[group] = SenderNumbers()
+
+    with pytest.raises(ConnectionResetError):
+        await listener._receive(link, "channel")
+
+    assert ear.heard == [1]
+    assert left == []
 
 
 # Broken connections, more often than any retry budget (redis-py#1464, solid_cable#74).
@@ -305,6 +349,36 @@ async def test_a_feed_may_be_opened_while_the_broker_is_down(
     # It was promised everything from the moment that it was opened.
     assert isinstance(items[0], events.Gap)
     assert [type(item) for item in items].count(events.Gap) == 1
+
+
+@brokers
+async def test_a_feed_that_waited_for_the_broker_begins_without_a_gap(
+    backend: str, make_redis: Callable[..., Redis]
+) -> None:
+    server = make_redis(tcp=True)
+    server.stop()
+    with use_layers(channel_layers(backend, server.url), BROKER_TIMEOUT=20):
+        feed = events.listen("emails")
+        entering = asyncio.create_task(feed.__aenter__())
+        await asyncio.sleep(0.3)
+        server.restart_empty()
+        await asyncio.wait_for(entering, 20)  # nothing was promised before this
+        items = await hears_again(feed)
+        await feed.__aexit__(None, None, None)
+
+    assert [type(item) for item in items] == [events.Event]
+
+
+async def test_a_feed_that_was_joined_too_late_is_told_when_it_is(redis_url: str) -> None:
+    with use_layers(channel_layers(PUBSUB, redis_url), BROKER_TIMEOUT=0.3):
+        async with events.listen("base"):  # the link is up, and stays up
+            feed = events.listen("emails")
+            with engine_stands_still():
+                await feed.__aenter__()
+            assert await take(feed) == [events.Gap(reason="joined late")]
+            events.publish("emails", "started", JOB)
+            assert isinstance((await take(feed))[0], events.Event)
+            await feed.__aexit__(None, None, None)
 
 
 async def test_listening_to_a_hung_broker_ends_when_asked() -> None:
