@@ -120,7 +120,7 @@ class Migration(migrations.Migration):
                 ('position', models.BigIntegerField()),
                 ('type', models.CharField(blank=True, default='', max_length=100)),
                 ('key', models.CharField(blank=True, default='', max_length=255)),
-                ('data', models.JSONField()),
+                ('data', echomq_app.models.fields.JSONValueField()),
                 ('headers', models.JSONField(blank=True, default=dict)),
                 ('idempotency_key', models.CharField(blank=True, default='', max_length=255)),
                 ('recorded_at', models.DateTimeField()),
@@ -129,6 +129,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'record',
                 'verbose_name_plural': 'records',
+                'select_on_save': True,
                 'indexes': [models.Index(condition=models.Q(('key', ''), _negated=True), fields=['stream', 'key', 'position'], name='echomq_record_key')],
                 'constraints': [models.UniqueConstraint(fields=('stream', 'position'), name='echomq_record_stream_position'), models.UniqueConstraint(condition=models.Q(('idempotency_key', ''), _negated=True), fields=('stream', 'idempotency_key'), name='echomq_record_idempotency')],
             },

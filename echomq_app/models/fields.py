@@ -15,9 +15,11 @@ from ..exceptions import WrongBrand
 if TYPE_CHECKING:
     _UUIDField = models.UUIDField[Any, Any]
     _CharField = models.CharField[Any, Any]
+    _JSONField = models.JSONField[Any, Any]
 else:  # subscripting Django's fields at run time would need a patch of Django
     _UUIDField = models.UUIDField
     _CharField = models.CharField
+    _JSONField = models.JSONField
 
 BRANDS: dict[str, type[BrandedId]] = {kind.brand: kind for kind in (EventId, JobId)}
 
@@ -74,3 +76,12 @@ class NameField(_CharField):
         if connection.vendor == "postgresql":
             parameters["collation"] = "C"
         return parameters
+
+
+class JSONValueField(_JSONField):
+    """A JSONField in which `None` is JSON's null: data may be that, and is never absent."""
+
+    def get_db_prep_save(self, value: Any, connection: BaseDatabaseWrapper) -> Any:
+        if value is None:
+            return connection.ops.adapt_json_value(None, self.encoder)
+        return super().get_db_prep_save(value, connection)

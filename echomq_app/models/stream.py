@@ -17,7 +17,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..core.names import IDEMPOTENCY_KEY_MAX, KEY_MAX, STREAM_NAME_MAX, TYPE_MAX
-from .fields import BrandedIdField, NameField
+from .fields import BrandedIdField, JSONValueField, NameField
 from .times import now, stored
 
 
@@ -71,7 +71,7 @@ class Record(models.Model):
     position = models.BigIntegerField()
     type = models.CharField(max_length=TYPE_MAX, blank=True, default="")
     key = models.CharField(max_length=KEY_MAX, blank=True, default="")
-    data = models.JSONField()
+    data = JSONValueField()
     headers = models.JSONField(default=dict, blank=True)
     idempotency_key = models.CharField(max_length=IDEMPOTENCY_KEY_MAX, blank=True, default="")
     recorded_at = models.DateTimeField()
@@ -79,6 +79,8 @@ class Record(models.Model):
     class Meta:
         verbose_name = _("record")
         verbose_name_plural = _("records")
+        # A fixture that is loaded twice: the database passes over the second update.
+        select_on_save = True
         constraints = (
             models.UniqueConstraint(
                 fields=["stream", "position"], name="echomq_record_stream_position"

@@ -250,7 +250,7 @@ class TestFlushAndFixtures:
                 for n in range(20)
             ]
         )
-        stream.append({"n": 20}, idempotency_key="once")
+        stream.append(None, idempotency_key="once")
         stream.trim(max_records=10)
         before, token = list(stream.replay()), stream.read(limit=3).token
         fixture = tmp_path / "log.json"
@@ -260,9 +260,13 @@ class TestFlushAndFixtures:
         # Django's serializers keep milliseconds of a time.
         assert [plain(record) for record in stream.replay()] == [plain(r) for r in before]
         assert [record.position for record in stream.read(token).records] == list(range(14, 21))
-        assert stream.append({"n": 20}, idempotency_key="once").duplicate
+        assert stream.append(None, idempotency_key="once").duplicate
         assert stream.append({"n": 21}).position == 21
         assert Stream("next").append({}).position == 0
+        call_command("loaddata", str(fixture), verbosity=0)
+        assert stream.info().write_cursor == 22
+        changed = fixture.read_text().replace("k15", "k99")
+        fixture.write_text(changed)
         with pytest.raises(DatabaseError, match="append-only"):
             call_command("loaddata", str(fixture), verbosity=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,14 +28,48 @@ WEIRD = 'We"ird {Schema} 100% $$ s'
 class TestAppendOnly:
     def test_a_record_is_never_changed(self) -> None:
         Stream("orders").append({"n": 0})
-        for change in ("type = 'x'", "data = '1'", "position = 5"):
+        for change in ("type = 'x'", "data = '1'", "position = 5", "headers = '[0]'"):
             with pytest.raises(DatabaseError, match="append-only"), connection.cursor() as cursor:
                 cursor.execute(f"UPDATE echomq_record SET {change}")
         with pytest.raises(DatabaseError, match="append-only"):
             Record.objects.update(key="x")
+        record = Record.objects.get()
+        record.recorded_at += dt.timedelta(seconds=1)
         with pytest.raises(DatabaseError, match="append-only"):
-            Record.objects.get().save()
+            record.save()
         assert Stream("orders").read().records[0].data == {"n": 0}
+
+    @pytest.mark.parametrize("data", [{"n": 0, "é": ["ü", None, 1.5]}, {}, [], None, "é", 10**30])
+    def test_the_same_record_over_itself_is_passed_over(self, data: object) -> None:
+        Stream("orders").append(data, headers={"é": 1}, type="t", key="k")
+        before = Stream("orders").read().records
+        record = Record.objects.get()
+        record.recorded_at = record.recorded_at.replace(
+            microsecond=record.recorded_at.microsecond // 1000 * 1000
+        )
+        record.save()
+        assert Stream("orders").read().records == before
+
+    @pytest.mark.parametrize(
+        ("data", "other"),
+        [
+            ({"a": {}, "b": 1}, {"a": {"b": 1}}),
+            ({"a": 1}, {"a": "1"}),
+            ([1, [2]], [1, 2]),
+            ([], {}),
+            (None, [None]),
+            ("null", None),
+            (True, 1),
+        ],
+    )
+    def test_other_data_is_not_the_same_record(self, data: object, other: object) -> None:
+        Stream("orders").append(data)
+        record = Record.objects.get()
+        for changed in ("data", "headers"):
+            setattr(record, changed, other)
+            with pytest.raises(DatabaseError, match="append-only"):
+                record.save()
+        assert Stream("orders").read().records[0].data == data
 
     @pytest.mark.postgres
     def test_a_retained_record_is_never_deleted(self) -> None:
