@@ -76,18 +76,25 @@ def insert_job(load: Any, seat: Any) -> Clients:
     return _clients(client)
 
 
-def insert_by_django(load: Any, seat: Any) -> Clients:
-    """Run that INSERT on Django's connection: the least a Django project can do."""
+@contextlib.contextmanager
+def without_record(load: Any, seat: Any) -> Iterator[Callable[[], int]]:
+    """Enqueue in the same way, but the statement inserts the job's row alone."""
+    from echomq_app.jobs import enqueueing
 
-    @contextlib.contextmanager
-    def client() -> Iterator[One]:
-        def one(number: int) -> None:
-            with connections["default"].cursor() as cursor:
-                cursor.execute(_INSERT, _row(number))
+    ours = enqueueing._POSTGRES
+    bare = ours[ours.index("INSERT") : ours.index(") INSERT INTO echomq_outbox")]
+    # Two parameters are left over: cut off here, formatted away there.
+    bare += " RETURNING (%s::text IS NULL OR %s::text IS NULL)"
+    with task_enqueue(load, seat) as enqueue:
 
-        yield one
+        def write() -> int:
+            enqueueing._POSTGRES = bare
+            try:
+                return enqueue()
+            finally:
+                enqueueing._POSTGRES = ours
 
-    return _clients(client)
+        yield write
 
 
 def _row(number: int) -> tuple[Any, ...]:

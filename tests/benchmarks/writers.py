@@ -187,7 +187,7 @@ WRITERS: dict[str, Writer] = {
     "enqueue": enqueuers.task_enqueue,
     "its statement": enqueuers.statement,
     "insert job": enqueuers.insert_job,
-    "insert job, Django": enqueuers.insert_by_django,
+    "enqueue without the record": enqueuers.without_record,
 }
 
 
