@@ -17,11 +17,9 @@ request that runs in one (ATOMIC_REQUESTS), use `append_on_commit`.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
-
-from channels.db import database_sync_to_async
+from typing import Any
 
 from . import following
 from .cancel import CancelToken
@@ -29,6 +27,7 @@ from .core.records import NewRecord, Page, Receipt, StreamInfo, StreamRecord, Tr
 from .following import Cursor
 from .log import REPLAY_PAGE, Log
 from .models import appending
+from .models.threads import in_database_thread
 from .models.transactions import own_transaction
 
 __all__ = [
@@ -42,9 +41,6 @@ __all__ = [
     "append_all",
 ]
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class Stream(Log):
     """One log, by name, for sync and async code.
@@ -55,21 +51,21 @@ class Stream(Log):
 
     async def aappend(self, data: Any, **options: Any) -> Receipt:
         """See `append`."""
-        return await _in_thread(self.append, data, **options)
+        return await in_database_thread(self.append, data, **options)
 
     async def aappend_many(
         self, records: Sequence[NewRecord | Mapping[str, Any]], **options: Any
     ) -> list[Receipt]:
         """See `append_many`."""
-        return await _in_thread(self.append_many, records, **options)
+        return await in_database_thread(self.append_many, records, **options)
 
     async def aappend_on_commit(self, data: Any, **options: Any) -> None:
         """See `append_on_commit`."""
-        await _in_thread(self.append_on_commit, data, **options)
+        await in_database_thread(self.append_on_commit, data, **options)
 
     async def aread(self, cursor: Cursor = None, **options: Any) -> Page:
         """See `read`."""
-        return await _in_thread(self.read, cursor, **options)
+        return await in_database_thread(self.read, cursor, **options)
 
     async def areplay(self, cursor: Cursor = None, **options: Any) -> AsyncIterator[StreamRecord]:
         """See `replay`."""
@@ -92,15 +88,15 @@ class Stream(Log):
         key: str | None = None,
     ) -> AsyncIterator[Page]:
         """See `tail_pages`. Cancelling the task ends it too."""
-        follower = await _in_thread(
+        follower = await in_database_thread(
             partial(self._follower, cursor, limit=limit, types=types, key=key)
         )
-        async for page in following.apages(self.name, follower, stop, _in_thread):
+        async for page in following.apages(self.name, follower, stop, in_database_thread):
             yield page
 
     async def acursor_at(self, at: dt.datetime) -> int:
         """See `cursor_at`."""
-        return await _in_thread(self.cursor_at, at)
+        return await in_database_thread(self.cursor_at, at)
 
     async def awindow(self, t0: dt.datetime, t1: dt.datetime) -> AsyncIterator[StreamRecord]:
         """See `window`."""
@@ -109,27 +105,27 @@ class Stream(Log):
 
     async def ainfo(self) -> StreamInfo:
         """See `info`."""
-        return await _in_thread(self.info)
+        return await in_database_thread(self.info)
 
     async def atrim(self, **options: Any) -> TrimResult:
         """See `trim`."""
-        return await _in_thread(self.trim, **options)
+        return await in_database_thread(self.trim, **options)
 
     async def aset_retention(self, **options: Any) -> None:
         """See `set_retention`."""
-        await _in_thread(self.set_retention, **options)
+        await in_database_thread(self.set_retention, **options)
 
     async def arotate_epoch(self) -> str:
         """See `rotate_epoch`."""
-        return await _in_thread(self.rotate_epoch)
+        return await in_database_thread(self.rotate_epoch)
 
     async def adelete(self) -> None:
         """See `delete`."""
-        await _in_thread(self.delete)
+        await in_database_thread(self.delete)
 
     async def arelay(self, limit: int = 1_000) -> int | None:
         """See `relay`."""
-        return await _in_thread(self.relay, limit)
+        return await in_database_thread(self.relay, limit)
 
 
 def append_all(
@@ -153,16 +149,12 @@ def append_all(
     return receipts
 
 
-async def _in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    return await database_sync_to_async(call)(*args, **kwargs)
-
-
 async def _aiterate(iterator: Iterator[StreamRecord]) -> AsyncIterator[StreamRecord]:
     """Iterate a sync generator from async code, a page's worth of records per thread hop."""
 
     def some() -> list[StreamRecord]:
         return [record for _, record in zip(range(REPLAY_PAGE), iterator, strict=False)]
 
-    while records := await _in_thread(some):
+    while records := await in_database_thread(some):
         for record in records:
             yield record

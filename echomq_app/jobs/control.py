@@ -15,7 +15,6 @@ import datetime as dt
 from functools import partial
 from typing import Any, Literal
 
-from channels.db import database_sync_to_async
 from django.db import connections, router, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest
@@ -27,6 +26,7 @@ from ..core.names import queue_wake_group
 from ..core.payload import encode
 from ..exceptions import InvalidArgument, UnknownJob
 from ..models.job import CancelRequest, Job, JobState
+from ..models.threads import in_database_thread
 from ..models.times import now, stored
 from ..models.transactions import after_commit
 from . import journal
@@ -67,7 +67,7 @@ async def acancel(
     job_id: str | JobId, reason: str | None = None, kind: str = "user"
 ) -> CancelAnswer:
     """See cancel()."""
-    return await database_sync_to_async(cancel)(job_id, reason, kind)
+    return await in_database_thread(cancel, job_id, reason, kind)
 
 
 def retry(job_id: str | JobId) -> RetryAnswer:
@@ -90,7 +90,7 @@ def retry(job_id: str | JobId) -> RetryAnswer:
 
 async def aretry(job_id: str | JobId) -> RetryAnswer:
     """See retry()."""
-    return await database_sync_to_async(retry)(job_id)
+    return await in_database_thread(retry, job_id)
 
 
 def cancel_waiting(using: str, id: JobId, reason: str) -> bool:
