@@ -188,8 +188,10 @@ def test_killed_between_write_and_commit_leaves_nothing(
 class TestCost:
     """Counted in rows and index entries that moving the outbox reads, not in seconds."""
 
-    @pytest.mark.parametrize("count", [4_000, 16_000])
-    def test_thousands_in_one_transaction_are_linear(self, count: int) -> None:
+    def test_thousands_in_one_transaction_are_linear(self) -> None:
+        # Three to eight for each, as the planner likes. Over twenty, growing with their number,
+        # for a move that walks over what it has moved already.
+        count = 32_000
         with transaction.atomic():
             read_before, _ = self.counters()
             for start in range(0, count, 500):
@@ -197,7 +199,7 @@ class TestCost:
                 Stream("orders").append_many_on_commit(numbered)
             flush_outbox()
             read, scans = self.counters()
-        assert read - read_before < 7 * count
+        assert read - read_before < 10 * count
         assert scans < 20
         assert numbers() == list(range(count))
 
