@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def outcome(tmp_path: Path, source: str, *options: str) -> str:
     done = subprocess.run(
         [*command, "-p", "tests.conftest", "-p", "no:cacheprovider", str(file), *options],
         cwd=ROOT,
+        # Not the options of the run that this test is in.
+        env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
