@@ -26,7 +26,8 @@ def database(name: str) -> dict[str, Any]:
             "USER": "postgres",
             "HOST": FOLDER,
             "PORT": "5432",
-            "OPTIONS": {"pool": True} if os.environ.get("ECHOMQ_TEST_POOL") else {},
+            # More than Django's four: tests hold many transactions open at once.
+            "OPTIONS": {"pool": {"max_size": 32}} if os.environ.get("ECHOMQ_TEST_POOL") else {},
             "TEST": {"NAME": name},
         }
     # A real file, because threads and other processes have to see it.
