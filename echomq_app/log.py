@@ -30,7 +30,7 @@ from .following import Cursor
 from .models import Record, appending, paging, trimming
 from .models.stream import Stream as StreamRow
 from .models.stream import new_epoch
-from .models.transactions import after_commit, refuse_transaction
+from .models.transactions import after_commit, refuse_transaction, written
 
 MAX_LIMIT = 10_000
 REPLAY_PAGE = 1_000
@@ -45,11 +45,15 @@ class Log:
 
     def __init__(self, name: str, *, using: str | None = None) -> None:
         self.name = check_stream_name(name)
-        self._home = router.db_for_write(Record)
-        self.using = using or self._home
+        self._using = using
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, using={self.using!r})"
+
+    @property
+    def using(self) -> str:
+        """The database: asked of the routers each time, whose answer may change."""
+        return self._using or router.db_for_write(Record)
 
     # Writing
 
@@ -313,9 +317,15 @@ class Log:
 
         try:
             read(cursor)
-        except UnknownStream:
-            appending.ensure(self.using, self.name)
-        return following.Follower(read, self.relay, cursor)
+        except UnknownStream as unknown:
+            if not written(partial(appending.ensure, self.using, self.name)):
+                raise unknown from None
+        return following.Follower(read, self._relay_if_writable, cursor)
+
+    def _relay_if_writable(self) -> int | None:
+        moved: list[int | None] = []
+        written(lambda: moved.append(self.relay()))
+        return moved[0] if moved else None
 
     def _page(
         self,
@@ -331,7 +341,7 @@ class Log:
             raise InvalidArgument(f"limit is 1 to {MAX_LIMIT:,}, not {limit!r}.")
         if isinstance(types, str):
             raise InvalidArgument(f"types is a list of types, not the text {types!r}.")
-        start = requested_cursor(cursor)[0]
+        start, token, _ = requested_cursor(cursor)
         snapshot = paging.read_page(
             self.using,
             self.name,
@@ -343,13 +353,17 @@ class Log:
             with_pending=with_pending,
         )
         place = snapshot.place
-        error = verify(place, cursor, may_be_ahead=self.using != self._home)
+        may_be_ahead = self._using is not None and self._using != router.db_for_write(Record)
+        error = verify(place, cursor, may_be_ahead=may_be_ahead)
         if error is not None:
             raise error
+        end_tail = snapshot.end_tail
+        if token is not None and token.cursor == snapshot.end_cursor:
+            end_tail = end_tail or token.tail  # of a record that isn't here: not yet, or trimmed
         page = Page(
             records=snapshot.records,
             cursor=snapshot.end_cursor,
-            token=token_of(place.epoch, snapshot.end_cursor, snapshot.end_tail),
+            token=token_of(place.epoch, snapshot.end_cursor, end_tail),
             first_position=place.first_position,
             write_cursor=place.write_cursor,
             epoch=place.epoch,

@@ -12,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..exceptions import InsideTransaction, IsolationError
 
 _WRONG_ISOLATION = "EQ001"
+_READ_ONLY = "25006"
 _HIGHER = "_echomq_higher_isolation"
 
 T = TypeVar("T")
@@ -92,6 +93,21 @@ def refuse_old_snapshot(using: str, call: str) -> None:
             f"{call} needs READ COMMITTED: under {level.upper()} it can't see what was appended "
             "since this transaction began. Do it outside this transaction."
         )
+
+
+def written(write: Callable[[], object]) -> bool:
+    """Do a write that is only a help; tell whether the database takes any.
+
+    A replica doesn't, nor does a SQLite file that was opened to read.
+    """
+    try:
+        write()
+    except DatabaseError as error:
+        read_only = getattr(error.__cause__, "sqlstate", None) == _READ_ONLY
+        if not read_only and "readonly database" not in str(error):
+            raise
+        return False
+    return True
 
 
 @contextmanager
