@@ -117,6 +117,13 @@ class TestLaterMigrations:
         with connections[fresh].cursor() as cursor:
             cursor.execute("SELECT count(*), min(added) FROM echomq_record")
             assert cursor.fetchone() == (5, 7)
+            if connection.vendor == "postgresql":
+                cursor.execute(
+                    "SELECT DISTINCT collname FROM pg_attribute a JOIN pg_collation c"
+                    " ON c.oid = a.attcollation WHERE (attrelid, attname) IN"
+                    " (('echomq_stream'::regclass, 'name'), ('echomq_outbox'::regclass, 'stream'))"
+                )
+                assert cursor.fetchall() == [("C",)]
             # Our models, which don't know the column, stand for the code before the deploy.
             if connection.vendor == "postgresql":
                 cursor.execute("ALTER TABLE echomq_record ALTER added SET DEFAULT 0")

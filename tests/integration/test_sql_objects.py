@@ -15,6 +15,7 @@ from django.db import IntegrityError, ProgrammingError, connection, connections
 from django.db.utils import DatabaseError
 from psycopg import sql as psql
 
+from echomq_app.exceptions import CursorInvalid
 from echomq_app.models import Outbox, Record, sql
 from echomq_app.models import Stream as StreamRow
 from echomq_app.stream import Stream
@@ -93,6 +94,18 @@ class TestAppendOnly:
             StreamRow.objects.get().delete()
         Stream("orders").delete()
         assert not StreamRow.objects.exists() and not Record.objects.exists()
+
+    @pytest.mark.sqlite
+    def test_a_stream_that_was_lost_on_sqlite_begins_another_life(self) -> None:
+        """SQLite can't guard the row. Old places are refused, positions not used again."""
+        stream = Stream("orders")
+        token = stream.append_many([{"data": n} for n in range(3)])[-1].token
+        StreamRow.objects.get().delete()
+        assert stream.append("new").position == 0
+        assert [record.data for record in stream.replay()] == ["new"]
+        with pytest.raises(CursorInvalid) as caught:
+            stream.read(token)
+        assert caught.value.reason == "epoch"
 
 
 class TestInstallation:
