@@ -102,12 +102,18 @@ def check_aware(value: object) -> None:
         raise InvalidArgument(f"A time here is an aware datetime (with tzinfo), not {value!r}.")
 
 
-def move_first_position(using: str, name: str, target: int) -> None:
-    """Declare everything below `target` expired. Never moves back."""
+def move_first_position(using: str, name: str, target: int, *, wait: bool = True) -> bool:
+    """Declare everything below `target` expired. Never moves back.
+
+    An open transaction that appended to the stream is waited for, or else (`wait=False`)
+    nothing is done and `False` comes back.
+    """
     with own_transaction(using):
-        Stream.objects.using(using).filter(name=name, first_position__lt=target).update(
-            first_position=target
-        )
+        rows = Stream.objects.using(using).filter(name=name)
+        if not wait and not rows.select_for_update(skip_locked=True, no_key=True):
+            return False
+        rows.filter(first_position__lt=target).update(first_position=target)
+    return True
 
 
 def delete_below(using: str, name: str) -> int:
@@ -169,7 +175,8 @@ def apply_retention(using: str, *, dry_run: bool = False) -> list[TrimResult]:
     """Trim every stream to the policy in force; return what that removed, where it did.
 
     One statement finds the streams that hold too much, or what a killed trim has left. A
-    stream that is deleted meanwhile is no error.
+    stream that is deleted meanwhile is no error; one that an open transaction holds is left
+    for the next time, because that may be hours.
     """
     below = Record.objects.filter(stream=OuterRef("pk"), position__lt=OuterRef("first_position"))
     streams = Stream.objects.using(using).order_by("name")
@@ -181,7 +188,8 @@ def apply_retention(using: str, *, dry_run: bool = False) -> list[TrimResult]:
             max_records, max_age = policy(row)
             oldest = target(using, ends, max_records=max_records, max_age=max_age)
             if not dry_run and (oldest > ends.first_position or row.has_expired):
-                move_first_position(using, ends.name, oldest)
+                if not move_first_position(using, ends.name, oldest, wait=False):
+                    continue
                 delete_below(using, ends.name)
             if oldest > ends.first_position:
                 results.append(

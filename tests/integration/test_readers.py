@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import json
 import threading
 from collections.abc import Iterator
@@ -17,11 +16,9 @@ from echomq_app.exceptions import (
     CursorExpired,
     CursorInvalid,
     InsideTransaction,
-    InvalidArgument,
     UnknownStream,
-    WrongExpectedCursor,
 )
-from echomq_app.models import Record
+from echomq_app.models import Record, trimming
 from echomq_app.models import Stream as StreamRow
 from echomq_app.stream import Page, Stream
 from tests.databases import concurrently, in_thread, session
@@ -128,6 +125,23 @@ class TestRetention:
         assert [record.data["n"] for record in stream.read(token).records] == [4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.postgres
+def test_retention_passes_over_a_stream_that_an_open_transaction_holds() -> None:
+    """It runs in the thread that also rescues jobs, in every worker."""
+    for name in ("a", "b", "c"):
+        filled(10, name).set_retention(max_records=4)
+    with session() as stopped:
+        stopped.execute("BEGIN")
+        stopped.execute("""SELECT echomq_append_v1('b', '[{"data": 1}]')""")
+        with connection.cursor() as cursor, transaction.atomic():
+            cursor.execute("SET LOCAL lock_timeout = '2s'")
+            results = trimming.apply_retention("default")
+        assert [result.stream for result in results] == ["a", "c"]
+        stopped.execute("COMMIT")
+    assert [result.stream for result in trimming.apply_retention("default")] == ["b"]
+    assert Stream("b").info().count == 4
+
+
 class TestDeletedMeanwhile:
     @pytest.mark.parametrize("again", [False, True])
     def test_a_waiting_reader_ends_with_an_error(self, again: bool) -> None:
@@ -219,73 +233,3 @@ def read_counting_blocks(stream: Stream) -> tuple[Page, int]:
         page = stream.read()
     ((sql, parameters),) = statements
     return page, blocks(sql, parameters)
-
-
-class TestTimeZones:
-    @pytest.fixture(params=[False, True])
-    def new_york(self, request: pytest.FixtureRequest, settings: Any) -> None:
-        settings.USE_TZ = request.param
-        settings.TIME_ZONE = "America/New_York"
-
-    @pytest.mark.usefixtures("new_york")
-    def test_times_are_aware_and_right(self, settings: Any) -> None:
-        before = dt.datetime.now(dt.UTC)
-        stream = Stream("orders")
-        receipts = [stream.append({"n": n}) for n in range(3)]
-        after = dt.datetime.now(dt.UTC)
-        records = stream.read().records
-        assert [record.recorded_at for record in records] == [r.recorded_at for r in receipts]
-        assert before <= records[0].recorded_at <= records[2].recorded_at <= after
-        info = stream.info()
-        assert (info.oldest_at, info.newest_at) == (
-            receipts[0].recorded_at,
-            receipts[2].recorded_at,
-        )
-        assert before - dt.timedelta(seconds=1) <= info.created_at <= after
-        assert stream.cursor_at(before) == 0
-        assert stream.cursor_at(receipts[1].recorded_at) in (0, 1)
-        assert stream.cursor_at(after + dt.timedelta(seconds=1)) == 3
-        assert stream.trim(max_age=dt.timedelta(hours=1)).trimmed == 0
-        assert stream.append({}, idempotency_key="a").recorded_at >= receipts[2].recorded_at
-        row = Record.objects.get(position=0)
-        assert (row.recorded_at.tzinfo is not None) == settings.USE_TZ
-
-
-class TestNumbersOutOfRange:
-    """A position has 42 bits. What lies beyond is refused like any other, whatever its size."""
-
-    @pytest.mark.parametrize("beyond", [2**42, 2**63, 2**70, 10**400])
-    def test_beyond(self, beyond: int) -> None:
-        stream = filled(3)
-        with pytest.raises(CursorInvalid) as caught:
-            stream.read(beyond)
-        assert (caught.value.reason, caught.value.requested) == ("ahead", beyond)
-        with pytest.raises(CursorInvalid):
-            stream.read(beyond, types=["a"])
-        with pytest.raises(WrongExpectedCursor) as conflict:
-            stream.append({}, expected_cursor=beyond)
-        assert conflict.value.expected == beyond
-        assert stream.trim(before=beyond, dry_run=True).trimmed == 3
-
-    @pytest.mark.parametrize(
-        "limits",
-        [
-            {"max_records": -1},
-            {"max_records": "5"},
-            {"max_age": dt.timedelta(seconds=-1)},
-            {"max_records": 2**63},
-            {"max_age": 5},
-            {"max_age": dt.timedelta.max},
-            {"before": -1},
-            {"before": dt.datetime(2026, 1, 1)},  # noqa: DTZ001
-            {"before": "1"},
-        ],
-    )
-    def test_limits_that_would_remove_what_nobody_meant(self, limits: dict[str, Any]) -> None:
-        stream = filled(3)
-        with pytest.raises(InvalidArgument):
-            stream.trim(**limits)
-        if "before" not in limits:
-            with pytest.raises(InvalidArgument):
-                stream.set_retention(**limits)
-        assert stream.info().count == 3
