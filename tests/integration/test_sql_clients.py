@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connection
+from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from echomq_app.models import Outbox, Record
 from echomq_app.models import Stream as StreamRow
@@ -71,6 +71,24 @@ def test_bad_records_are_refused_and_nothing_is_written(records: str) -> None:
     with pytest.raises((DatabaseError, IntegrityError)), connection.cursor() as cursor:
         cursor.execute("SELECT echomq_append_on_commit_v1('orders', %s::jsonb)", [records])
     assert not Record.objects.exists() and not Outbox.objects.exists()
+
+
+@pytest.mark.parametrize("stream", ["orders", "emq.mail"])
+@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
+@pytest.mark.parametrize("record", ["5", '{"daat": 1}', '{"data": 1, "key": "%s"}' % ("x" * 256)])
+def test_none_of_them_waits_for_the_relay_for_ever(stream: str, level: str, record: str) -> None:
+    @transaction.atomic
+    def append(records: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            cursor.execute("SELECT echomq_append_on_commit_v1(%s, %s::jsonb)", [stream, records])
+
+    with pytest.raises(DatabaseError):
+        append(f'[{{"data": 0}}, {record}]')
+    assert not Outbox.objects.exists()
+    append('[{"data": 0, "type": null}]')
+    Stream(stream).relay()
+    assert [record.data for record in Stream(stream).replay()] == [0]
 
 
 def test_headers_that_are_null_are_no_headers() -> None:

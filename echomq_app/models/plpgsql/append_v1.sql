@@ -133,7 +133,8 @@ END
 $$;
 
 -- Ordinals of the records that are new: no key, or the first of a key that isn't known.
-CREATE OR REPLACE FUNCTION {schema}.echomq_fresh_v1(of_stream bigint, records jsonb) RETURNS integer[]
+CREATE OR REPLACE FUNCTION {schema}.echomq_fresh_v1(of_stream bigint, records jsonb)
+RETURNS integer[]
 LANGUAGE sql VOLATILE
 SET search_path = {schema}, pg_temp
 AS $$

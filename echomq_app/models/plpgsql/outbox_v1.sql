@@ -16,6 +16,22 @@ BEGIN
             USING ERRCODE = 'EQ002',
             HINT = 'Names have 1 to 75 ASCII letters, digits, dots, dashes and underscores.';
     END IF;
+    -- The commit refuses bad records. Where the relay moves them it is too late for that: one
+    -- would be in its way for ever.
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+        OR starts_with(stream_name, 'emq.')
+    THEN
+        PERFORM FROM jsonb_array_elements(records) AS e(value)
+            WHERE jsonb_typeof(e.value) <> 'object' OR NOT e.value ? 'data'
+                OR length(e.value->>'type') > 100 OR length(e.value->>'key') > 255
+                OR length(e.value->>'idempotency_key') > 255 LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION 'a record for stream % can''t be one', quote_literal(stream_name)
+                USING ERRCODE = 'EQ005',
+                HINT = 'Records are objects with "data"; a type has up to 100, a key up to 255 '
+                    'characters.';
+        END IF;
+    END IF;
     PERFORM set_config('echomq.lock_timeout_ms', lock_timeout_ms::text, true);
     INSERT INTO echomq_outbox (stream, record, xact)
     SELECT stream_name, e.value, CASE WHEN starts_with(stream_name, 'emq.') THEN NULL
