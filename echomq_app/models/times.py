@@ -8,8 +8,6 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-_UNIX_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-
 
 def now() -> dt.datetime:
     """Return the time, aware also in a project with `USE_TZ = False`."""
@@ -19,19 +17,16 @@ def now() -> dt.datetime:
 def time_column(vendor: str, column: str) -> str:
     """Return SQL for a column of times whose values are for `aware`.
 
-    PostgreSQL's come as microseconds since 1970: read in less than half the time, and right
-    also where `USE_TZ = False` would give local times, of which an hour each autumn is
-    ambiguous.
+    PostgreSQL's come as text with their offset: read in a fraction of the time, and right also
+    where `USE_TZ = False` would give local times, of which an hour each autumn is ambiguous.
     """
-    if vendor == "postgresql":
-        return f"(extract(epoch FROM {column}) * 1000000)::bigint"
-    return column
+    return f"{column}::text" if vendor == "postgresql" else column
 
 
-def aware(value: dt.datetime | int, zone: dt.tzinfo | None) -> dt.datetime:
+def aware(value: dt.datetime | str, zone: dt.tzinfo | None) -> dt.datetime:
     """Return a value of a `time_column` as an aware time; `zone` is the connection's."""
-    if isinstance(value, int):
-        return _UNIX_EPOCH + dt.timedelta(microseconds=value)
+    if isinstance(value, str):
+        return dt.datetime.fromisoformat(value)
     if value.tzinfo is not None:
         return value
     return value.replace(tzinfo=zone or timezone.get_default_timezone())
