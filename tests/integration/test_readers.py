@@ -80,10 +80,11 @@ class TestRetention:
         """A reader that is slower than writer and trim: each page waits for both."""
         stream = filled(10)
         seen: list[int] = []
-        written, done = threading.Event(), threading.Event()
+        reads, written, done = threading.Event(), threading.Event(), threading.Event()
 
         def write() -> None:
             n = 10
+            assert reads.wait(30)
             while not done.is_set():
                 stream.append_many([{"data": {"n": n + more}} for more in range(25)])
                 n += 25
@@ -95,6 +96,7 @@ class TestRetention:
                 for page in stream.tail_pages(limit=20):
                     seen.extend(record.data["n"] for record in page.records)
                     written.clear()
+                    reads.set()
                     written.wait(30)
             except CursorExpired as error:
                 return error
@@ -105,7 +107,7 @@ class TestRetention:
         _, error = concurrently(write, read)
         assert isinstance(error, CursorExpired)
         assert seen == list(range(len(seen)))
-        assert error.requested == len(seen)
+        assert error.requested == len(seen) >= 10
         assert error.missed == error.first_position - error.requested > 0
 
     def test_replay_that_is_overtaken(self) -> None:
