@@ -24,9 +24,19 @@ EchoMQError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EchoMQError(Exception):
-    """Base of all errors of this app."""
+    """Base of all errors of this app. They can be pickled: test runners and pools do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (type(self), self.args), self.__dict__
+
+
+def _unpickle(kind: type[EchoMQError], args: tuple[Any, ...]) -> EchoMQError:
+    """Make an error without its constructor, whose arguments have names."""
+    return kind.__new__(kind, *args)
 
 
 class InvalidName(EchoMQError, ValueError):
@@ -102,7 +112,7 @@ class CursorInvalid(CursorError):
     ) -> None:
         why = {
             "malformed": "it is not a resume token; pass back a token exactly as you got it",
-            "ahead": f"it lies above the write cursor {write_cursor}; was a backup restored?",
+            "ahead": f"it lies above the write cursor {write_cursor} (was a backup restored?)",
             "epoch": f"it is of another life of the stream (now {epoch}); start over",
             "diverged": "the record before it was replaced; history has diverged, start over",
         }[reason]
