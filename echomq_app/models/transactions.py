@@ -65,17 +65,18 @@ def as_statement(using: str, call: Callable[[], T]) -> T:
     """Run a call that is one statement, as READ COMMITTED.
 
     Outside a transaction a statement has the session's default isolation, which a database
-    or a role may set higher. The first refusal is remembered for this connection; from then
+    or a role may set higher. The first refusal is remembered for this session; from then
     on the call gets a transaction of its own.
     """
     connection = connections[using]
     if in_transaction(connection):
         return call()
-    if not getattr(connection, _HIGHER, False):
+    # The wrapper outlives its sessions, and the next one may have another default.
+    if getattr(connection, _HIGHER, None) != id(connection.connection):
         try:
             return call()
         except IsolationError:
-            setattr(connection, _HIGHER, True)
+            setattr(connection, _HIGHER, id(connection.connection))
     with own_transaction(using):
         return call()
 

@@ -13,7 +13,7 @@ from django.db import connection
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = "tests.acceptance.projects.shop.settings"
 DJANGO = [sys.executable, "-W", "error", "-m", "django"]
-PYTEST = [sys.executable, "-m", "pytest", "-q", "--ds", SETTINGS, "-p", "no:cacheprovider"]
+PYTEST = [sys.executable, "-m", "pytest", "--ds", SETTINGS, "-p", "no:cacheprovider"]
 
 
 def run(env: dict[str, str], *command: str, **changes: str) -> str:

@@ -198,9 +198,10 @@ async def test_killing_the_connections_a_hundred_times(
                 await asyncio.sleep(0.01)
             items = await hears_again(feed)
 
-    # However often it broke, one unread gap says it; it may break again once that is read.
+    # However often it broke, one unread gap says it. What was broken when that was read says
+    # so once more: the link, and after it each reader that the layer had connected again.
     assert items[0] == GAP
-    assert len(items) <= 3
+    assert len(items) <= 6
 
 
 @brokers

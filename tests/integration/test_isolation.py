@@ -60,6 +60,7 @@ def by_database(level: str) -> Iterator[str]:
                 yield alias
         finally:
             admin.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation")
+            connections.close_all()  # a session begun meanwhile would keep the level
 
 
 @pytest.fixture(params=[by_options, by_role, by_database])

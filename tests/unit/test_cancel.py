@@ -18,6 +18,7 @@ import weakref
 import pytest
 
 from echomq_app import cancel, exceptions
+from echomq_app.core.deadlines import Deadlines
 from tests.wait import wait_until
 
 
@@ -394,10 +395,12 @@ def test_a_deadline_cancels_with_a_reason_and_only_the_child() -> None:
 
 
 def test_an_earlier_deadline_overtakes_a_later_one_that_is_waited_for() -> None:
-    root = cancel.new()
-    late = root.with_deadline(60)
-    wait_until(lambda: not cancel._deadlines._new)
-    early = root.with_deadline(0.02)
+    # A thread of its own: the shared one may sleep for a deadline of another test.
+    deadlines = Deadlines()
+    late, early = cancel.new(), cancel.new()
+    deadlines.add(60, late, "late")
+    wait_until(lambda: not deadlines._new)
+    deadlines.add(0.02, early, "early")
 
     assert early.wait(10)
     assert not late.cancelled
