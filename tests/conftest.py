@@ -33,6 +33,8 @@ from tests.servers import (
 from tests.threads import lasting_threads
 from tests.wait import TimedOut, wait_until
 
+pytest_plugins = ["tests.reporting"]
+
 DATABASE_FIXTURES = {"db", "transactional_db", "postgres_server", "subprocess_env", "live_server"}
 
 # How much Hypothesis tries; `make chaos` picks the last.
