@@ -1,9 +1,7 @@
 """Database connections of the worker itself, apart from those of its handlers.
 
-Each of the worker's own threads has one connection, made for it: outside the project's
-pool (whose four connections the handlers may hold while the lease has to be renewed),
-READ COMMITTED whatever the project has chosen (a claim has to see what was committed),
-and noticing within seconds that the other side is gone, or doesn't answer.
+Each of the worker's own threads has one private connection: outside the project's pool,
+whose four connections the handlers may hold while the lease has to be renewed.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any, TypeVar
 from django.db import InterfaceError, OperationalError, connections, transaction
 
 from ..exceptions import DatabaseLocked
+from ..models.private_connection import private_connection
 from .wakeup import Wakeup
 from .watchdog import Watch, watchdog
 
@@ -26,16 +25,6 @@ _FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 5.0
 TRANSIENT = (OperationalError, InterfaceError, DatabaseLocked)
 """What a moment later may go well: no connection, a lock, a deadlock, a full pool."""
-
-# Seconds (and milliseconds), so that a half-open socket is found out. A project's own
-# OPTIONS win.
-_POSTGRES_OPTIONS = {
-    "connect_timeout": 5,
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-}
 
 _PLAIN = "_echomq_read_committed"
 
@@ -57,37 +46,13 @@ def service_connection(
     through the `Persistent` that it gets; `wakeup` is what ends the thread. A piece of
     work that gets no answer for `patience` seconds has its connection cut.
     """
-    previous = connections[using]
-    own = previous.copy()
-    own.settings_dict = _settings(own.vendor, own.settings_dict, purpose)
-    connections[using] = own
     watch = Watch(purpose, patience)
-    watchdog.add(watch)
-    try:
-        yield Persistent(using, wakeup, watch, longest_pause)
-    finally:
-        watchdog.remove(watch)
-        own.close()
-        connections[using] = previous
-
-
-def _settings(vendor: str, settings: dict[str, Any], purpose: str) -> dict[str, Any]:
-    given = dict(settings.get("OPTIONS", {}))
-    given.pop("pool", None)
-    # It lives as long as the thread.
-    settings = {**settings, "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": False}
-    if vendor == "sqlite":
-        given["transaction_mode"] = "IMMEDIATE"
-        return {**settings, "OPTIONS": given}
-    from django.db.backends.postgresql.psycopg_any import IsolationLevel
-
-    options = {
-        **_POSTGRES_OPTIONS,
-        **given,
-        "application_name": f"echomq {purpose}",
-        "isolation_level": IsolationLevel.READ_COMMITTED,
-    }
-    return {**settings, "OPTIONS": options}
+    with private_connection(using, purpose):
+        watchdog.add(watch)
+        try:
+            yield Persistent(using, wakeup, watch, longest_pause)
+        finally:
+            watchdog.remove(watch)
 
 
 def read_committed(using: str) -> AbstractContextManager[Any]:

@@ -32,6 +32,13 @@ def aware(value: dt.datetime | str, zone: dt.tzinfo | None) -> dt.datetime:
     return value.replace(tzinfo=zone or timezone.get_default_timezone())
 
 
+def in_utc(value: dt.datetime | str, zone: dt.tzinfo | None) -> str:
+    """Return a value of a `time_column` as text, ISO 8601 in UTC."""
+    if isinstance(value, str) and value.endswith("+00") and value[10] == " ":
+        return f"{value[:10]}T{value[11:]}:00"  # how PostgreSQL writes it, for a session in UTC
+    return aware(value, zone).astimezone(dt.UTC).isoformat()
+
+
 def stored(value: dt.datetime, connection: BaseDatabaseWrapper) -> Any:
     """Return an aware time as a parameter for a column of this connection."""
     if connection.vendor == "postgresql":
