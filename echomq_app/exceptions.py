@@ -145,7 +145,7 @@ class UnknownStream(EchoMQError, LookupError):
 
     def __init__(self, stream: str) -> None:
         super().__init__(
-            f"There is no stream {stream!r}. The first append or tail() creates it; "
+            f"There is no stream {stream!r}. The first append creates it; "
             "check the name and the database alias if you expected it to exist."
         )
         self.stream = stream

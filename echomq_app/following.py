@@ -45,9 +45,10 @@ class Follower:
         page, pending = self._read(self._place)
         if not page.records and pending and self._relay():
             page, pending = self._read(self._place)
-        before = requested_cursor(self._place)[0]
+        asked = requested_cursor(self._place)[0]
         self._place = page.token
-        return page if page.records or (before is not None and page.cursor != before) else None
+        before = page.first_position if asked is None else asked
+        return page if page.records or page.cursor != before else None
 
 
 def pages(name: str, follower: Follower, stop: CancelToken | None) -> Iterator[Page]:

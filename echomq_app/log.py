@@ -21,6 +21,7 @@ from .core.records import (
     StreamRecord,
     TrimResult,
     as_record,
+    check_filter,
     encode_record,
     token_of,
 )
@@ -175,11 +176,12 @@ class Log:
         types: Collection[str] | None = None,
         key: str | None = None,
     ) -> Iterator[StreamRecord]:
-        """Iterate from `cursor` on, for ever, waiting for records; creates the stream.
+        """Iterate from `cursor` on, for ever, waiting for records.
 
-        Ends when `stop` is cancelled. A wake-up from the channel layer makes it quick,
-        polling (`POLL_INTERVAL`) makes it sure. Raises `InsideTransaction` inside
-        `atomic()`, and what `read` raises: `UnknownStream` when the stream is deleted.
+        Creates the stream for a reader from the beginning (`None` or 0). Ends when `stop` is
+        cancelled. A wake-up from the channel layer makes it quick, polling (`POLL_INTERVAL`)
+        makes it sure. Raises `InsideTransaction` inside `atomic()`, and what `read` raises:
+        `UnknownStream` when the stream is deleted.
         """
         for page in self.tail_pages(cursor, stop=stop, types=types, key=key):
             yield from page.records
@@ -229,15 +231,18 @@ class Log:
         With no limit given, the retention policy in force decides. Readers below the new
         oldest position are told `CursorExpired` from the first commit on.
         """
-        info = self.info()
         if max_records is None and max_age is None and before is None:
             max_records, max_age = trimming.policy(self._row())
-        target = trimming.target(
-            self.using, info, max_records=max_records, max_age=max_age, before=before
-        )
-        if not dry_run:
-            trimming.move_first_position(self.using, self.name, target)
-            trimming.delete_below(self.using, self.name)
+        while True:  # once; again if the stream is deleted and made anew in between
+            info = self.info()
+            target = trimming.target(
+                self.using, info, max_records=max_records, max_age=max_age, before=before
+            )
+            if dry_run:
+                break
+            if trimming.move_first_position(self.using, self.name, target, epoch=info.epoch):
+                trimming.delete_below(self.using, self.name)
+                break
         return TrimResult(
             stream=self.name,
             first_position=target,
@@ -309,7 +314,11 @@ class Log:
         return row
 
     def _follower(self, cursor: Cursor, **filters: Any) -> following.Follower:
-        """Start a reader that goes on for ever; the stream is there after this."""
+        """Start a reader that goes on for ever; the stream is there after this.
+
+        Made for a reader from the beginning only: an empty stream has no other place, and a
+        reader of one that was deleted would bring it back.
+        """
         refuse_transaction(self.using, "tail", "Call it after the commit, or use read().")
 
         def read(at: Cursor) -> tuple[Page, bool]:
@@ -318,7 +327,9 @@ class Log:
         try:
             read(cursor)
         except UnknownStream as unknown:
-            if not written(partial(appending.ensure, self.using, self.name)):
+            start, token, well_formed = requested_cursor(cursor)
+            from_beginning = well_formed and not start and token is None
+            if not (from_beginning and written(partial(appending.ensure, self.using, self.name))):
                 raise unknown from None
         return following.Follower(read, self._relay_if_writable, cursor)
 
@@ -341,6 +352,7 @@ class Log:
             raise InvalidArgument(f"limit is 1 to {MAX_LIMIT:,}, not {limit!r}.")
         if isinstance(types, str):
             raise InvalidArgument(f"types is a list of types, not the text {types!r}.")
+        check_filter(types, key)
         start, token, _ = requested_cursor(cursor)
         snapshot = paging.read_page(
             self.using,

@@ -39,6 +39,10 @@ def encode(value: Any, *, limit: int | None = None, what: str = "data") -> bytes
     except UnicodeEncodeError:
         _refuse(value, what)
         raise
+    except InvalidPayload:
+        raise
+    except ValueError as error:
+        raise InvalidPayload(f"{what} has an integer too long: {error}. Send it as text.") from None
     if _NUL in text:
         _refuse(value, what)
     if limit is not None and len(text) > limit:
@@ -55,7 +59,7 @@ def decode(text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         # Numbers that SQL may write and msgspec won't take, such as 1e400.
-        return json.loads(text)
+        return json.loads(text, parse_int=_integer)
 
 
 def storable(text: str) -> str:
@@ -72,6 +76,14 @@ def _encode(value: Any) -> bytes:
 
 def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _integer(digits: str) -> int | float:
+    """Read an integer; one too long for Python's limit is infinity, as 1e999 is."""
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 def _is_plain(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -170,6 +170,14 @@ def encode_record(record: NewRecord, *, limit: int) -> bytes:
         )
     wire.idempotency_key = record.idempotency_key
     return msgspec.json.encode(wire)
+
+
+def check_filter(types: Collection[str] | None, key: str | None) -> None:
+    """Raise for a type or key to look for that no record can have: no database takes it."""
+    for type in types or ():
+        _check_text(type, "type", TYPE_MAX)
+    if key is not None:
+        _check_text(key, "key", KEY_MAX)
 
 
 def token_of(epoch: str, cursor: int, tail: str) -> str:

@@ -7,6 +7,7 @@ is one statement and one round trip. SQLite's way is in `appending_sqlite`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -62,8 +63,11 @@ def append_on_commit(
     connection = connections[using]
     if connection.vendor == "sqlite":
         return append(using, name, encoded)
-    with connection.cursor() as cursor:
-        for call in _split(encoded):
+    calls = list(_split(encoded))
+    # One statement is a transaction; several have to be made one.
+    together = own_transaction(using) if len(calls) > 1 else nullcontext()
+    with together, connection.cursor() as cursor:
+        for call in calls:
             cursor.execute(
                 "SELECT echomq_append_on_commit_v1(%s, %s::jsonb, %s)",
                 (name, call.decode(), max(1, int(lock_timeout * 1000))),

@@ -102,18 +102,21 @@ def check_aware(value: object) -> None:
         raise InvalidArgument(f"A time here is an aware datetime (with tzinfo), not {value!r}.")
 
 
-def move_first_position(using: str, name: str, target: int, *, wait: bool = True) -> bool:
+def move_first_position(
+    using: str, name: str, target: int, *, epoch: str, wait: bool = True
+) -> bool:
     """Declare everything below `target` expired. Never moves back.
 
-    An open transaction that appended to the stream is waited for, or else (`wait=False`)
-    nothing is done and `False` comes back.
+    `False`, and nothing done, if this isn't the stream's epoch any more: positions of a
+    stream that was deleted and made anew are other ones. An open transaction that appended to
+    the stream is waited for, or else (`wait=False`) nothing is done either.
     """
     with own_transaction(using):
-        rows = Stream.objects.using(using).filter(name=name)
+        rows = Stream.objects.using(using).filter(name=name, epoch=epoch)
         if not wait and not rows.select_for_update(skip_locked=True, no_key=True):
             return False
-        rows.filter(first_position__lt=target).update(first_position=target)
-    return True
+        moved = rows.filter(first_position__lt=target).update(first_position=target)
+        return bool(moved) or rows.exists()
 
 
 def delete_below(using: str, name: str) -> int:
@@ -138,14 +141,15 @@ def delete_stream(using: str, name: str) -> None:
     """Expire everything, delete it in chunks, then the row; raise `UnknownStream`."""
     refuse_old_snapshot(using, f"delete of {name!r}")
     info = paging.read_info(using, name)
-    move_first_position(using, name, info.write_cursor)
+    move_first_position(using, name, info.write_cursor, epoch=info.epoch)
     delete_below(using, name)
     with own_transaction(using):
         # From here on appenders wait; after the commit they make a new stream of the name.
         rows = Stream.objects.using(using).filter(name=name)
         found = rows.update(first_position=F("first_position"))
         if found:
-            move_first_position(using, name, paging.read_info(using, name).write_cursor)
+            info = paging.read_info(using, name)
+            move_first_position(using, name, info.write_cursor, epoch=info.epoch)
             delete_below(using, name)
             Outbox.objects.using(using).filter(stream=name)._raw_delete(using)
             rows._raw_delete(using)
@@ -188,7 +192,7 @@ def apply_retention(using: str, *, dry_run: bool = False) -> list[TrimResult]:
             max_records, max_age = policy(row)
             oldest = target(using, ends, max_records=max_records, max_age=max_age)
             if not dry_run and (oldest > ends.first_position or row.has_expired):
-                if not move_first_position(using, ends.name, oldest, wait=False):
+                if not move_first_position(using, ends.name, oldest, epoch=ends.epoch, wait=False):
                     continue
                 delete_below(using, ends.name)
             if oldest > ends.first_position:

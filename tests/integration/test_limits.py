@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from echomq_app.exceptions import CursorInvalid, InvalidArgument, WrongExpectedCursor
+from echomq_app.exceptions import (
+    CursorInvalid,
+    InvalidArgument,
+    InvalidName,
+    InvalidPayload,
+    WrongExpectedCursor,
+)
 from echomq_app.models import Record
 from echomq_app.stream import Stream
 
@@ -48,6 +54,25 @@ class TestTimeZones:
         assert stream.append({}, idempotency_key="a").recorded_at >= receipts[2].recorded_at
         row = Record.objects.get(position=0)
         assert (row.recorded_at.tzinfo is not None) == settings.USE_TZ
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"key": "a\0"},
+        {"key": "\ud800"},
+        {"key": 7},
+        {"key": "k" * 256},
+        {"types": ["ok", "a\0"]},
+        {"types": ["\ud800"]},
+        {"types": [7]},
+    ],
+)
+def test_a_filter_that_no_record_can_match_is_named(filters: dict[str, Any]) -> None:
+    stream = filled(1)
+    for verb in (stream.read, lambda **given: next(stream.tail(**given))):
+        with pytest.raises((InvalidName, InvalidPayload)):
+            verb(**filters)
 
 
 class TestNumbersOutOfRange:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -26,6 +27,17 @@ def numbers(name: str = "orders") -> list[int]:
     return [record.data["n"] for record in Stream(name).replay()]
 
 
+def _fail_on(text: str) -> Any:
+    """Let the statement fail that carries this text."""
+
+    def fail(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        if text in str(parameters):
+            raise OperationalError("the connection broke")
+        return execute(sql, parameters, many, context)
+
+    return fail
+
+
 class TestTheRecordIsThereIfTheTransactionIs:
     def test_commit(self) -> None:
         orders, bills = Stream("orders"), Stream("bills")
@@ -42,6 +54,16 @@ class TestTheRecordIsThereIfTheTransactionIs:
     def test_without_a_transaction(self) -> None:
         Stream("orders").append_on_commit({"n": 0})
         assert numbers() == [0]
+
+    def test_more_than_one_statement_takes_is_all_or_none(self) -> None:
+        """Outside a transaction, of which each statement would be one."""
+        records: list[dict[str, Any]] = [{"data": {"n": n}} for n in range(5_001)]
+        records[-1]["key"] = "the last"
+        with connection.execute_wrapper(_fail_on("the last")), pytest.raises(OperationalError):
+            Stream("orders").append_many_on_commit(records)
+        assert not (Record.objects.exists() or Outbox.objects.exists())
+        Stream("orders").append_many_on_commit(records)
+        assert numbers() == list(range(5_001))
 
     def test_rollback(self) -> None:
         with transaction.atomic():

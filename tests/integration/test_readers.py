@@ -70,9 +70,26 @@ class TestTail:
             next(Stream("orders").tail())
 
     @pytest.mark.parametrize("cursor", [5, "0123456789abcdef:0:", "garbage", 2**70])
-    def test_refuses_a_place_in_a_stream_that_is_not_there(self, cursor: int | str) -> None:
-        with pytest.raises(CursorInvalid):
+    def test_a_place_in_a_stream_that_is_not_there_makes_none(self, cursor: int | str) -> None:
+        with pytest.raises(UnknownStream):
             next(Stream("orders").tail(cursor))
+        assert not StreamRow.objects.exists()
+
+    def test_a_reader_of_a_deleted_stream_does_not_bring_it_back(self) -> None:
+        stream = filled(3)
+        token = stream.read(limit=2).token
+        stream.delete()
+        with pytest.raises(UnknownStream):
+            next(stream.tail(token))
+        assert not StreamRow.objects.exists()
+        filled(3)
+        with pytest.raises(CursorInvalid, match="epoch"):
+            next(stream.tail(token))
+
+    def test_the_first_page_of_a_filter_that_matches_nothing_has_a_place_to_resume(self) -> None:
+        stream = filled(10)
+        page = next(stream.tail_pages(types=["none"]))
+        assert (page.records, page.cursor) == ([], 10)
 
 
 class TestRetention:

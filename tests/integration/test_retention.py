@@ -87,7 +87,7 @@ def test_dry_run_changes_nothing() -> None:
 
 def test_finishes_a_trim_that_was_killed_after_it_moved_the_first_position() -> None:
     stream = filled("orders")
-    trimming.move_first_position("default", "orders", 5)
+    trimming.move_first_position("default", "orders", 5, epoch=stream.info().epoch)
     assert Record.objects.count() == 10
     assert trimming.apply_retention("default") == []
     assert Record.objects.count() == 5
@@ -110,6 +110,36 @@ def test_a_stream_deleted_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch)
     assert [result.stream for result in trimming.apply_retention("default")] == ["b"]
     with pytest.raises(UnknownStream):
         Stream("a").info()
+
+
+@pytest.mark.parametrize("by", ["trim", "retention", "delete"])
+def test_a_stream_made_anew_meanwhile_keeps_its_records(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was decided about positions of one life says nothing about the next one's."""
+    stream = filled("orders", 100)
+    stream.set_retention(max_records=10)
+    move = trimming.move_first_position
+
+    def after_another_life_began(*args: Any, **more: Any) -> bool:
+        monkeypatch.setattr(trimming, "move_first_position", move)
+        stream.delete()
+        stream.append("new")
+        if by == "delete":  # killed right after this
+            assert not move(*args, **more)
+            raise KeyboardInterrupt
+        return move(*args, **more)
+
+    monkeypatch.setattr(trimming, "move_first_position", after_another_life_began)
+    if by == "trim":
+        assert stream.trim(max_records=10).trimmed == 0
+    elif by == "retention":
+        assert trimming.apply_retention("default") == []
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            stream.delete()
+    assert [record.data for record in stream.read().records] == ["new"]
+    assert stream.info().first_position == 0
 
 
 def test_streams_with_nothing_to_trim_cost_one_statement(

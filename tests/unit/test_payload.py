@@ -86,3 +86,14 @@ def test_storable_text_can_always_be_stored(anything: str) -> None:
     kept.encode()
     assert "\0" not in kept
     encode(kept)
+
+
+def test_integer_longer_than_python_writes() -> None:
+    for value in (10**5_000, {"a": [10**5_000]}):
+        with pytest.raises(InvalidPayload, match="Send it as text"):
+            encode(value)
+
+
+def test_integer_longer_than_python_reads_stops_no_reader() -> None:
+    """SQL clients may write one: PostgreSQL's numbers have up to 131,072 digits."""
+    assert decode("[1, " + "9" * 5_000 + "]") == [1, float("inf")]
