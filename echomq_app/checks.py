@@ -19,6 +19,7 @@ from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
 from . import conf
 from .core.names import check_queue_name
@@ -53,6 +54,32 @@ def check_settings(app_configs: object = None, **kwargs: Any) -> list[CheckMessa
             hint=f"CHANNEL_LAYERS has: {', '.join(map(repr, layers)) or 'nothing'}. Add the "
             "layer, or name one of these.",
             id="echomq.E003",
+        )
+    ]
+
+
+@register()
+def check_authorize(app_configs: object = None, **kwargs: Any) -> list[CheckMessage]:
+    """The path in ECHOMQ["AUTHORIZE"] leads to something that can be called."""
+    try:
+        path = conf.current().AUTHORIZE
+    except ImproperlyConfigured:
+        return []  # check_settings says so
+    if not isinstance(path, str):
+        return []
+    try:
+        what = import_string(path)
+    except ImportError as error:
+        problem = f"leads nowhere: {error}"
+    else:
+        if callable(what):
+            return []
+        problem = f"leads to {what!r}, which can't be called"
+    return [
+        checks.Error(
+            f"ECHOMQ['AUTHORIZE'] is {path!r}, and that {problem}.",
+            hint="Name a function (user, action, target) -> bool. Until then every page is denied.",
+            id="echomq.E007",
         )
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import difflib
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -55,6 +56,16 @@ class EchoMQSettings:
     FLUSH_DEADLINE: float = 2.0
     """How long a command waits for pending messages before it returns."""
 
+    AUTHORIZE: str | Callable[..., Any] | None = None
+    """Who may read what from a page: a callable `(user, action, target) -> bool`, sync or async,
+    or the dotted path of one. `None`: Django's permissions."""
+
+    AUTHORIZE_INTERVAL: float = 60.0
+    """How often a page that stays connected is asked about again, at least."""
+
+    TOKEN_MAX_AGE: float = 300.0
+    """How long a token for a page without a session cookie is good."""
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -64,6 +75,13 @@ class EchoMQSettings:
                     f"ECHOMQ[{field.name!r}] has to be a positive number, not {value!r}."
                 )
         _check_retention(self.RETENTION)
+        if not (
+            self.AUTHORIZE is None or isinstance(self.AUTHORIZE, str) or callable(self.AUTHORIZE)
+        ):
+            raise ImproperlyConfigured(
+                'ECHOMQ["AUTHORIZE"] has to be a callable (user, action, target) -> bool, or the '
+                f"dotted path of one, not {self.AUTHORIZE!r}."
+            )
 
 
 @cache
@@ -82,7 +100,7 @@ def current() -> EchoMQSettings:
 
 
 def project_setting(name: str, default: Any = None) -> Any:
-    """Return a setting of the project or of another app: for the system checks alone."""
+    """Return a setting of the project, of Django or of another app."""
     return getattr(django_settings, name, default)
 
 

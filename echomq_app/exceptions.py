@@ -17,6 +17,7 @@ EchoMQError
 ├── UnknownJob             no job of that id
 ├── UnknownTask            a job's path that leads to no task
 ├── EngineStopped          background work asked of a process that is ending
+├── BadToken               a page's token that stands for nobody (any more)
 ├── WorkerError            a worker that can't start or go on
 ├── WorkerLost             recorded for a job whose worker stopped renewing its lease
 └── JobCancelled           raised by a handler that honours its token
@@ -181,6 +182,10 @@ class UnknownTask(EchoMQError, LookupError):
 
 class EngineStopped(EchoMQError):
     """The process is ending, so its background loop takes no more work."""
+
+
+class BadToken(EchoMQError, ValueError):
+    """A signed token that is unknown, expired, or of somebody who may not log in."""
 
 
 class WorkerError(EchoMQError):

@@ -44,6 +44,9 @@ def test_every_message_says_what_to_do(settings: Settings) -> None:
         {"LOCK_TIMEOUT": 0},
         {"LOCK_TIMEOUT": "5"},
         {"LOCK_TIMEOUT": True},
+        {"AUTHORIZE": True},
+        {"AUTHORIZE_INTERVAL": 0},
+        {"TOKEN_MAX_AGE": None},
         {"RETENTION": []},
         {"RETENTION": {"orders": 5}},
         {"RETENTION": {1: {"max_records": 5}}},
@@ -59,6 +62,22 @@ def test_every_message_says_what_to_do(settings: Settings) -> None:
 def test_wrong_settings(settings: Settings, wrong: object) -> None:
     settings.ECHOMQ = wrong
     assert ids(checks.check_settings()) == ["echomq.E001"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (None, []),
+        (lambda user, action, target: True, []),
+        ("django.utils.crypto.get_random_string", []),
+        ("shop.rules.may_read", ["echomq.E007"]),
+        ("rules", ["echomq.E007"]),
+        ("django.VERSION", ["echomq.E007"]),
+    ],
+)
+def test_authorize(settings: Settings, rule: object, expected: list[str]) -> None:
+    settings.ECHOMQ = {"AUTHORIZE": rule}
+    assert ids(checks.check_authorize()) == expected
 
 
 def test_right_retention(settings: Settings) -> None:

@@ -1,0 +1,121 @@
+"""Who may read what from a page. Nothing is public unless the project says so.
+
+A connection outlives the request that opened it, so what was true at its start is asked
+again: `until_recheck` says when; `Identity.still_valid` and `allowed` look afresh each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, cast
+
+from django.utils.module_loading import import_string
+
+from ..conf import current
+from ..models.threads import in_database_thread
+from .identity import NOBODY, Identity, bearer_token, identify, identify_token, make_token
+from .logouts import on_logout
+from .origin import origin_allowed, request_of
+
+__all__ = [
+    "NOBODY",
+    "PERMISSIONS",
+    "Identity",
+    "allowed",
+    "authorize_rule",
+    "bearer_token",
+    "identify",
+    "identify_token",
+    "make_token",
+    "on_logout",
+    "origin_allowed",
+    "request_of",
+    "until_recheck",
+]
+
+logger = logging.getLogger("echomq")
+
+PERMISSIONS = {"stream.read": "echomq.view_record", "events.read": "echomq.view_job"}
+"""What the default rule asks for, by action."""
+
+Rule = Callable[[Any, str, str], bool | Awaitable[bool]]
+
+
+async def allowed(identity: Identity, action: str, target: str) -> bool:
+    """Ask `ECHOMQ["AUTHORIZE"]` (by default Django's permissions) whether it may.
+
+    `action` is `"stream.read"` or `"events.read"`, `target` the stream or the queue. The user
+    is loaded afresh; one who is no longer valid may do nothing. A rule that raises denies,
+    and that is logged. A rule that isn't async runs in a database thread.
+    """
+    try:
+        return await _ask(identity, action, target)
+    except Exception:
+        logger.exception(
+            "event=authorize_failed action=%s target=%.100r user=%s",
+            action,
+            target,
+            identity.user.pk,
+        )
+        return False
+
+
+async def _ask(identity: Identity, action: str, target: str) -> bool:
+    rule = authorize_rule()
+    if iscoroutinefunction(rule):
+        user = await identity.reload()
+        return user is not None and bool(await rule(user, action, target))
+
+    def decide() -> bool | Awaitable[bool]:
+        user = identity.proof.load()
+        if user is None:
+            return False
+        answer = rule(user, action, target)
+        return answer if isawaitable(answer) else bool(answer)
+
+    answer = await in_database_thread(decide)
+    # A plain function that returns a coroutine: as an object it is true, whatever it says.
+    return bool(await answer) if isawaitable(answer) else answer
+
+
+def authorize_rule() -> Rule:
+    """Return the rule in force; raise `ImportError` for a path that leads nowhere."""
+    rule = current().AUTHORIZE
+    if rule is None:
+        return _has_permission
+    return cast(Rule, import_string(rule) if isinstance(rule, str) else rule)
+
+
+async def until_recheck(identity: Identity) -> None:
+    """Wait until it is time to ask again whether this connection may go on.
+
+    That is after `AUTHORIZE_INTERVAL` at most (somewhat less, so that not all ask at once),
+    when its token expires, or when its user logs out in this process.
+    """
+    delay = current().AUTHORIZE_INTERVAL * random.uniform(0.75, 0.95)  # noqa: S311
+    if identity.proof.expires_at is not None:
+        delay = min(delay, max(0.0, identity.proof.expires_at - time.time()))
+    loop, due = asyncio.get_running_loop(), asyncio.Event()
+
+    def logged_out(pk: Any) -> None:
+        if pk == identity.user.pk:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(due.set)
+
+    unhook = on_logout(logged_out) if identity.authenticated else None
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(due.wait(), delay)
+    finally:
+        if unhook is not None:
+            unhook()
+
+
+def _has_permission(user: Any, action: str, target: str) -> bool:
+    return bool(user.has_perm(PERMISSIONS[action]))
