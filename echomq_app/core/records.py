@@ -75,6 +75,22 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.epoch}:{self.position + 1}:{self.id.tail}"
 
 
+class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One record as the database holds it: JSON as text, the time as ISO 8601 in UTC."""
+
+    id: EventId
+    position: int
+    type: str
+    key: str
+    data: str
+    headers: str
+    recorded_at: str
+
+    @property
+    def cursor(self) -> int:
+        return self.position + 1
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Some records and where to go on, all from one snapshot.
 

@@ -61,7 +61,7 @@ class RingBuffer(Generic[T]):
     they are first used, so a large ring that holds little costs little.
     """
 
-    __slots__ = ("_size", "_slots", "_start", "_write_cursor")
+    __slots__ = ("_floor", "_size", "_slots", "_start", "_write_cursor")
 
     def __init__(self, size: int, start: int = 0) -> None:
         """Hold up to `size` items (at least 1), the first of which gets position `start`."""
@@ -71,6 +71,7 @@ class RingBuffer(Generic[T]):
             raise ValueError(f"Positions start at 0 or above, not at {start}.")
         self._size = size
         self._start = start
+        self._floor = start
         self._write_cursor = start
         self._slots: list[T | None] = []
 
@@ -91,7 +92,7 @@ class RingBuffer(Generic[T]):
     @property
     def first(self) -> int:
         """The position of the oldest item held; the write cursor if there is none."""
-        return max(self._start, self._write_cursor - self._size)
+        return max(self._floor, self._write_cursor - self._size)
 
     def append(self, item: T) -> int:
         """Write an item, over the oldest one if the ring is full; return its position."""
@@ -110,6 +111,12 @@ class RingBuffer(Generic[T]):
         for item in items:
             self.append(item)
         return position
+
+    def discard_below(self, cursor: int) -> None:
+        """Let go of the items below `cursor`, for an owner that bounds more than their number."""
+        for position in range(self.first, min(cursor, self._write_cursor)):
+            self._slots[(position - self._start) % self._size] = None
+        self._floor = max(self._floor, min(cursor, self._write_cursor))
 
     def slice(self, cursor: int, limit: int | None = None) -> list[T]:
         """Return the items from `cursor` on, in order, at most `limit` of them.

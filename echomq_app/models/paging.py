@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 
 import msgspec
 from django.db import connections
 
 from ..core.ids import EventId
 from ..core.payload import decode
-from ..core.records import StreamInfo, StreamRecord, token_of
+from ..core.records import StoredRecord, StreamInfo, StreamRecord, token_of
 from ..core.tokens import Place
 from ..exceptions import UnknownStream
-from .times import aware, now, time_column
+from .times import aware, in_utc, now, time_column
 
 # The write cursor is looked up at or above first_position only: below it, a trim under a held
 # snapshot leaves dead index entries that made this look-up a hundred times as slow.
@@ -63,11 +63,15 @@ BEYOND = 2**62
 """Above every position, and one that a column of positions can hold."""
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+R = TypeVar("R", StreamRecord, StoredRecord)
+Row = tuple[Any, ...]
+
+
+class Snapshot(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     """A page as the database gave it, before anybody decided whether it is valid."""
 
     place: Place
-    records: list[StreamRecord]
+    records: list[R]
     end_cursor: int
     """Where to go on: past the last record, and past what a filter skipped."""
     end_tail: str
@@ -75,22 +79,46 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of this stream wait in the outbox: the relay has work. Only looked for if asked."""
 
 
+class Options(TypedDict, total=False):
+    """What a page holds: the first `limit` records that match, of at most `window` positions."""
+
+    limit: Required[int]
+    window: Required[int]
+    types: Collection[str] | None
+    key: str | None
+    with_pending: bool
+
+
 def read_page(
-    using: str,
-    name: str,
-    cursor: int | None,
-    *,
-    limit: int,
-    types: Collection[str] | None = None,
-    key: str | None = None,
-    window: int,
-    with_pending: bool = False,
-) -> Snapshot:
+    using: str, name: str, cursor: int | None, **options: Unpack[Options]
+) -> Snapshot[StreamRecord]:
     """Read at most `limit` records at or above `cursor` (`None`: the oldest retained).
 
     With a filter, at most `window` positions are scanned, so that a filter that matches
     nothing still returns soon, with a cursor that moved. Raises `UnknownStream`.
     """
+    return _read(using, name, cursor, _record, **options)
+
+
+def read_stored_page(
+    using: str, name: str, cursor: int | None, **options: Unpack[Options]
+) -> Snapshot[StoredRecord]:
+    """See `read_page`: the records as they are stored, their JSON not parsed."""
+    return _read(using, name, cursor, _stored_record, **options)
+
+
+def _read(
+    using: str,
+    name: str,
+    cursor: int | None,
+    build: Callable[[str, str, dt.tzinfo | None, Row], R],
+    *,
+    limit: int,
+    window: int,
+    types: Collection[str] | None = None,
+    key: str | None = None,
+    with_pending: bool = False,
+) -> Snapshot[R]:
     connection = connections[using]
     if cursor is not None:
         cursor = min(cursor, BEYOND)
@@ -119,7 +147,7 @@ def read_page(
         tail_before=_tail(before),
     )
     zone = connection.timezone
-    records = [_record(name, epoch, zone, row[7:]) for row in rows if row[7] is not None]
+    records = [build(name, epoch, zone, row[7:]) for row in rows if row[7] is not None]
     start = first if cursor is None else cursor
     if (len(records) == limit and limit) or (records and not filtered):
         end, tail = records[-1].cursor, records[-1].id.tail
@@ -237,7 +265,7 @@ def recorded_at(using: str, name: str, position: int) -> dt.datetime | None:
     return None if row is None else aware(row[0], connection.timezone)
 
 
-def _record(name: str, epoch: str, zone: dt.tzinfo | None, row: tuple[Any, ...]) -> StreamRecord:
+def _record(name: str, epoch: str, zone: dt.tzinfo | None, row: Row) -> StreamRecord:
     id, position, type, key, data, headers, at = row
     return StreamRecord(
         id=EventId.from_uuid(id if isinstance(id, uuid.UUID) else uuid.UUID(id)),
@@ -249,6 +277,19 @@ def _record(name: str, epoch: str, zone: dt.tzinfo | None, row: tuple[Any, ...])
         data=decode(data),
         headers={} if headers == "{}" else decode(headers),
         recorded_at=aware(at, zone),
+    )
+
+
+def _stored_record(name: str, epoch: str, zone: dt.tzinfo | None, row: Row) -> StoredRecord:
+    id, position, type, key, data, headers, at = row
+    return StoredRecord(
+        id=EventId.from_uuid(id if isinstance(id, uuid.UUID) else uuid.UUID(id)),
+        position=position,
+        type=type,
+        key=key,
+        data=data,
+        headers=headers,
+        recorded_at=in_utc(at, zone),
     )
 
 

@@ -1,0 +1,84 @@
+"""The hub: one tail per stream, however many pages read it.
+
+    hub = hub_of_this_loop()
+    reader = await hub.open("orders", token, wake=event.set)
+    while True:
+        taken = reader.take(500, 256_000)      # Batch, Expired, or None: wait for the event
+
+One hub per event loop, which under an ASGI server is one per process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Collection
+
+from django.db import router
+
+from ..core.names import check_stream_name
+from ..models import Record
+from .items import Filter, Mask
+from .pages import Pages
+from .reader import Batch, Expired, Opened, Reader
+from .tail import StreamTail
+from .threads import DatabaseThreads
+
+__all__ = ["Batch", "Expired", "Hub", "Mask", "Opened", "Reader", "hub_of_this_loop"]
+
+_hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = weakref.WeakKeyDictionary()
+
+
+class Hub:
+    """Opens readers on streams, and shares what they read."""
+
+    def __init__(self) -> None:
+        self._tails: dict[tuple[str, str], StreamTail] = {}
+        self._pages = Pages()
+        self._threads = DatabaseThreads()
+
+    async def open(
+        self,
+        name: str,
+        place: int | str | None = None,
+        *,
+        wake: Callable[[], object],
+        types: Collection[str] | None = None,
+        key: str | None = None,
+        mask: Mask | None = None,
+        using: str | None = None,
+    ) -> Reader:
+        """Return a reader at `place`: a resume token, a cursor, `first`, or `head` (`None`).
+
+        Creates the stream if there is none. A place that is none any more isn't an error:
+        the reader's first `take` says so, with `Expired`. `wake` is called in this loop
+        when there may be something to take. Raises `InvalidName`; waits while the database
+        is away.
+        """
+        check_stream_name(name)
+        tail = self._tail(name, using or router.db_for_write(Record))
+        with tail.held():
+            reader = Reader(tail, await tail.look(), Filter.of(types, key), mask, wake)
+            await reader.begin(place)
+            tail.readers.add(reader)
+        return reader
+
+    def _tail(self, name: str, using: str) -> StreamTail:
+        tail = self._tails.get((name, using))
+        if tail is None:
+            tail = StreamTail(name, using, self._threads, self._pages, self._ended)
+            self._tails[name, using] = tail
+        return tail
+
+    def _ended(self, tail: StreamTail) -> None:
+        if self._tails.get((tail.name, tail.using)) is tail:
+            del self._tails[tail.name, tail.using]
+
+
+def hub_of_this_loop() -> Hub:
+    """Return the hub of the running event loop."""
+    loop = asyncio.get_running_loop()
+    hub = _hubs.get(loop)
+    if hub is None:
+        hub = _hubs[loop] = Hub()
+    return hub

@@ -1,0 +1,133 @@
+"""A record on its way to pages: encoded once per process, whoever reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Hashable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from ..core.frames import WireRecord, encode_record
+from ..core.ids import EventId
+from ..core.payload import decode, encode
+from ..core.records import StoredRecord, StreamRecord
+from ..models.times import aware
+
+_KEPT_MASKS = 16
+_OVERHEAD = 200
+
+
+class Mask(Protocol):
+    """What a group of users may see of a record. Equal keys see the same."""
+
+    @property
+    def key(self) -> Hashable:
+        """Names the group: a record is masked and encoded once for each key."""
+
+    def __call__(self, record: StreamRecord) -> StreamRecord | None:
+        """Return the record as it may be seen, or `None` to leave it out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filter:
+    """Which records a reader wants; all of them when both are `None`."""
+
+    types: frozenset[str] | None = None
+    key: str | None = None
+
+    @classmethod
+    def of(cls, types: Collection[str] | None, key: str | None) -> Filter:
+        return cls(None if types is None else frozenset(types), key)
+
+    def __bool__(self) -> bool:
+        return self.types is not None or self.key is not None
+
+    def matches(self, item: Item) -> bool:
+        """Tell whether a record is wanted."""
+        return (self.types is None or item.type in self.types) and (
+            self.key is None or item.key == self.key
+        )
+
+
+class Item(msgspec.Struct):
+    """One record as JSON, with what a reader has to know to place and filter it."""
+
+    position: int
+    tail: str
+    type: str
+    key: str
+    raw: msgspec.Raw
+    size: int
+    masked: dict[Hashable, msgspec.Raw | None] | None = None
+
+    def shown(self, mask: Mask | None, stream: str, epoch: str) -> msgspec.Raw | None:
+        """Return the JSON that a reader with this mask gets; `None`: nothing."""
+        if mask is None:
+            return self.raw
+        if self.masked is None:
+            self.masked = {}
+        try:
+            return self.masked[mask.key]
+        except KeyError:
+            seen = mask(_parsed(self.raw, stream, epoch))
+            raw = None if seen is None else _encoded(seen)
+            # Keys for groups of users pay; a key for each user would keep a copy for each.
+            if len(self.masked) < _KEPT_MASKS:
+                self.masked[mask.key] = raw
+            return raw
+
+
+def make_items(records: Iterable[StoredRecord]) -> list[Item]:
+    """Encode records as they came from the database."""
+    items = []
+    for record in records:
+        raw = encode_record(
+            WireRecord(
+                id=str(record.id),
+                position=record.position,
+                type=record.type,
+                key=record.key,
+                data=msgspec.Raw(record.data),
+                headers=msgspec.Raw(record.headers),
+                recorded_at=record.recorded_at,
+            )
+        )
+        items.append(
+            Item(record.position, record.id.tail, record.type, record.key, raw, len(bytes(raw)))
+        )
+    return items
+
+
+def size_of(items: Iterable[Item]) -> int:
+    """Return how many bytes items hold, about."""
+    return sum(item.size + _OVERHEAD for item in items)
+
+
+def _parsed(raw: msgspec.Raw, stream: str, epoch: str) -> StreamRecord:
+    wire = msgspec.json.decode(raw, type=WireRecord)
+    return StreamRecord(
+        id=EventId.parse(wire.id),
+        stream=stream,
+        epoch=epoch,
+        position=wire.position,
+        type=wire.type,
+        key=wire.key,
+        data=decode(bytes(wire.data)),
+        headers=decode(bytes(wire.headers)),
+        recorded_at=aware(wire.recorded_at, None),
+    )
+
+
+def _encoded(record: StreamRecord) -> msgspec.Raw:
+    return encode_record(
+        WireRecord(
+            id=str(record.id),
+            position=record.position,
+            type=record.type,
+            key=record.key,
+            data=msgspec.Raw(encode(record.data)),
+            headers=msgspec.Raw(encode(record.headers)),
+            recorded_at=record.recorded_at.isoformat(),
+        )
+    )

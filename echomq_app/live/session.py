@@ -1,0 +1,335 @@
+"""One socket: who it is, what it is subscribed to, and the one task that writes to it.
+
+Frames are handled as they come, without waiting: what takes time (to find out who it is,
+to open a subscription) runs in tasks of its own. Only the writer sends, so a socket that
+takes nothing blocks nobody's `unsubscribe`, and nothing is sent out of turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from ..core import frames
+from ..core.frames import BadFrame, Close, ServerFrame
+from ..exceptions import BadToken, InvalidName, UnknownStream
+from . import access
+from .access import NOBODY, Identity
+from .hub import Mask
+from .limits import Limits, Rate
+from .subscribed import EventSubscription, StreamSubscription, Subscription
+
+logger = logging.getLogger("echomq.live")
+
+LOOK_EVERY = 15.0
+"""Seconds between two looks at windows that stay full."""
+
+
+class Socket(Protocol):
+    """What a session needs of its socket, and what projects may decide."""
+
+    limits: Limits
+
+    async def send_text(self, text: str) -> None: ...
+    async def close_with(self, code: int) -> None: ...
+    async def who(self) -> Identity: ...
+    async def may(self, identity: Identity, action: str, target: str) -> bool: ...
+    async def mask_for(self, identity: Identity, stream: str) -> Mask | None: ...
+
+
+class Session:
+    """The server's side of the protocol, for one socket."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._limits = socket.limits
+        self._rate = Rate(self._limits.frames_per_second, self._limits.frames_at_once)
+        self._mistakes = 0
+        self._subscriptions: dict[int, Subscription] = {}
+        self._opening: dict[int, asyncio.Task[None]] = {}
+        self._control: deque[ServerFrame] = deque()
+        self._news = asyncio.Event()
+        self._closing: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._identity: asyncio.Task[Identity] | None = None
+        self._guard: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin: find out who it is, and write."""
+        self._become(self._socket.who())
+        self._run(self._write())
+        self._run(self._expect_login())
+
+    async def stop(self) -> None:
+        """End everything; the socket is gone."""
+        tasks: set[asyncio.Task[Any]] = {*self._tasks, *self._opening.values()}
+        tasks |= {task for task in (self._identity, self._guard) if task is not None}
+        for task in tasks:
+            task.cancel()
+        for subscription in self._subscriptions.values():
+            subscription.close()
+        self._subscriptions.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # What comes
+
+    def handle(self, message: str | bytes) -> None:
+        """Take a message of the client's."""
+        if self._closing is not None:
+            return
+        if len(message) > self._limits.frame_bytes:
+            limit = f"A message has at most {self._limits.frame_bytes:,} bytes."
+            self._end(Close.TOO_LARGE, "bad_frame", limit)
+            return
+        try:
+            came = frames.decode(message)
+        except BadFrame as error:
+            self._mistake("bad_frame", str(error))
+            return
+        # Acknowledgements come with what we send, and many of them in one message.
+        asked = sum(not isinstance(frame, frames.Ack) for frame in came)
+        if not self._rate.spend(max(1, asked)):
+            limit = f"At most {self._limits.frames_per_second:g} frames a second."
+            self._end(Close.TOO_FAST, "rate", limit)
+            return
+        for frame in came:
+            self._obey(frame)
+
+    def _obey(self, frame: frames.ClientFrame) -> None:
+        match frame:
+            case frames.Ack(sub, cursor):
+                self._ack(sub, cursor)
+            case frames.Ping():
+                self._tell(frames.Pong())
+            case frames.Subscribe():
+                self._subscribe(frame)
+            case frames.Unsubscribe(sub):
+                if self._drop(sub):
+                    self._tell(frames.Unsubscribed(sub=sub))
+                else:
+                    self._mistake("unknown_sub", f"There is no subscription {sub}.")
+            case frames.Auth(token):
+                self._become(access.identify_token(token))
+
+    def _ack(self, sub: int, cursor: int) -> None:
+        subscription = self._subscriptions.get(sub)
+        if subscription is None:
+            return  # it ended while the acknowledgement was on its way
+        try:
+            subscription.acked(cursor)
+        except ValueError as error:
+            self._mistake("bad_frame", str(error))
+        self._news.set()
+
+    def _subscribe(self, frame: frames.Subscribe) -> None:
+        sub = frame.sub
+        if sub in self._subscriptions:
+            self._mistake("sub_in_use", f"Subscription {sub} is there; choose another number.")
+        elif len(self._subscriptions) >= self._limits.subscriptions:
+            limit = f"A socket has at most {self._limits.subscriptions} subscriptions."
+            self._tell(frames.Error(code="too_many", message=limit, sub=sub))
+        else:
+            self._subscriptions[sub] = _Pending()
+            task = self._opening[sub] = asyncio.create_task(self._open(frame))
+            task.add_done_callback(lambda _: self._opening.pop(sub, None))
+
+    async def _open(self, frame: frames.Subscribe) -> None:
+        sub = frame.sub
+        try:
+            identity = await self._who()
+            subscription: Subscription
+            if frame.stream is not None:
+                mask = await self._socket.mask_for(identity, frame.stream)
+                subscription = StreamSubscription(frame, mask, self._news.set)
+            else:
+                subscription = EventSubscription(frame, self._news.set)
+            if not await self._socket.may(identity, subscription.action, subscription.target):
+                self._refuse(sub, subscription, identity)
+                return
+            self._subscriptions[sub] = subscription
+            self._tell(await subscription.open())
+        except InvalidName as error:
+            self._lose(sub, "bad_name", str(error))
+        except Exception as error:  # noqa: BLE001  (one subscription fails, the socket goes on)
+            self._fail(sub, error)
+
+    def _become(self, who: Coroutine[Any, Any, Identity]) -> None:
+        before = self._identity
+
+        async def become() -> Identity:
+            try:
+                identity = await who
+            except BadToken as error:
+                self._mistake("bad_token", str(error))
+                identity = NOBODY if before is None else await before
+            self._tell(frames.Welcome(user=identity.authenticated))
+            return identity
+
+        self._identity = task = asyncio.create_task(become())
+        if self._guard is not None:
+            self._guard.cancel()
+        self._guard = asyncio.create_task(self._watch_over(task, at_once=before is not None))
+        self._guard.add_done_callback(self._ended)
+
+    async def _who(self) -> Identity:
+        """Return whose the socket is, once that is known."""
+        while True:
+            task = self._identity
+            if task is None:
+                return NOBODY
+            identity = await asyncio.shield(task)
+            if task is self._identity:
+                return identity
+
+    # Whether it may go on
+
+    async def _watch_over(self, who: asyncio.Task[Identity], *, at_once: bool) -> None:
+        """Ask again, from time to time and on logout, whether it may what it does."""
+        identity = await asyncio.shield(who)
+        while True:
+            if not at_once:
+                await access.until_recheck(identity)
+            at_once = False
+            if not await identity.still_valid():
+                over = "The session or the token is over: log in, or get a new token."
+                self._end(Close.UNAUTHENTICATED, "unauthenticated", over)
+                return
+            for sub, subscription in list(self._subscriptions.items()):
+                if isinstance(subscription, _Pending):
+                    continue
+                if not await self._socket.may(identity, subscription.action, subscription.target):
+                    self._refuse(sub, subscription, identity)
+
+    async def _expect_login(self) -> None:
+        await asyncio.sleep(self._limits.login_timeout)
+        if not (await self._who()).authenticated and not self._subscriptions:
+            late = "Nobody logged in: send a token, or open the socket from a page of a session."
+            self._end(Close.UNAUTHENTICATED, "unauthenticated", late)
+
+    def _refuse(self, sub: int, subscription: Subscription, identity: Identity) -> None:
+        if identity.authenticated:
+            what = f"{subscription.action} of {subscription.target!r}"
+            self._lose(sub, "denied", f"This user may not do that: {what}.")
+        else:
+            need = (
+                "This socket is nobody's: log in, or send a token. (The session's cookie counts "
+                "on pages of our own site only.)"
+            )
+            self._lose(sub, "unauthenticated", need)
+
+    # What goes
+
+    async def _write(self) -> None:
+        with contextlib.suppress(OSError):  # gone; the socket's end comes by itself
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), LOOK_EVERY)
+                self._news.clear()
+                await self._send_all()
+                if self._closing is not None:
+                    await self._socket.close_with(self._closing)
+                    return
+                self._look_for_the_dead()
+
+    async def _send_all(self) -> None:
+        """Send what there is, one frame of each subscription after the other."""
+        busy = True
+        while busy:
+            busy = False
+            while self._control:
+                await self._socket.send_text(frames.encode(self._control.popleft()))
+            if self._closing is not None:
+                return
+            for sub, subscription in list(self._subscriptions.items()):
+                try:
+                    frame = subscription.next()
+                except Exception as error:  # noqa: BLE001
+                    self._fail(sub, error)
+                    continue
+                if frame is not None:
+                    busy = True
+                    await self._socket.send_text(frames.encode(frame))
+
+    def _look_for_the_dead(self) -> None:
+        now, patience = time.monotonic(), self._limits.ack_timeout
+        for subscription in self._subscriptions.values():
+            since = subscription.full_since
+            if since is not None and now - since > patience:
+                silent = f"Nothing was acknowledged for {patience:g} s."
+                self._end(Close.NOT_ACKNOWLEDGED, "failed", silent)
+                self._news.set()
+                return
+
+    def _tell(self, frame: ServerFrame) -> None:
+        self._control.append(frame)
+        self._news.set()
+
+    # How things end
+
+    def _drop(self, sub: int) -> bool:
+        subscription = self._subscriptions.pop(sub, None)
+        task = self._opening.pop(sub, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        if subscription is not None:
+            subscription.close()
+        return subscription is not None
+
+    def _lose(self, sub: int, code: str, message: str) -> None:
+        """End a subscription with an error."""
+        self._drop(sub)
+        self._tell(frames.Error(code=code, message=message, sub=sub))
+
+    def _fail(self, sub: int, error: Exception) -> None:
+        if isinstance(error, UnknownStream):
+            self._lose(sub, "unknown_stream", "The stream was deleted.")
+        else:
+            logger.error("event=subscription_failed sub=%d", sub, exc_info=error)
+            self._lose(sub, "failed", "The server failed; subscribe again with the last token.")
+
+    def _mistake(self, code: str, message: str) -> None:
+        """Refuse something; too many of them end the socket."""
+        self._tell(frames.Error(code=code, message=message))
+        self._mistakes += 1
+        if self._mistakes >= self._limits.mistakes and self._closing is None:
+            self._closing = Close.BAD_FRAMES
+
+    def _end(self, code: int, error: str, message: str) -> None:
+        if self._closing is None:
+            self._tell(frames.Error(code=error, message=message))
+            self._closing = code
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("event=socket_failed", exc_info=error)
+            self._end(Close.FAILED, "failed", "The server failed; connect again.")
+
+
+class _Pending:
+    """A subscription that is not open yet."""
+
+    action = target = ""
+    full_since: float | None = None
+
+    async def open(self) -> frames.Subscribed:
+        raise NotImplementedError
+
+    def next(self) -> None:
+        return None
+
+    def acked(self, cursor: int) -> None:
+        raise ValueError("Nothing was sent yet.")
+
+    def close(self) -> None:
+        pass

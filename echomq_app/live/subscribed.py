@@ -1,0 +1,200 @@
+"""What one socket is subscribed to: a stream or events, each behind its window."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from .. import events
+from ..core.frames import (
+    WINDOW_BYTES,
+    WINDOW_EVENTS,
+    WINDOW_RECORDS,
+    CursorExpired,
+    Event,
+    Gap,
+    Records,
+    ServerFrame,
+    Subscribe,
+    Subscribed,
+)
+from ..core.window import Window
+from .hub import Batch, Mask, Reader, hub_of_this_loop
+
+READY_EVENTS = 100
+
+
+class Subscription(Protocol):
+    """One `sub` of a socket."""
+
+    action: str
+    target: str
+
+    async def open(self) -> Subscribed:
+        """Begin; return what the client is told."""
+
+    def next(self) -> ServerFrame | None:
+        """Return the next frame, if there is one and room for it."""
+
+    def acked(self, cursor: int) -> None:
+        """Make room. `ValueError` for more than was sent."""
+
+    @property
+    def full_since(self) -> float | None:
+        """Since when (monotonic) nothing more may be sent."""
+
+    def close(self) -> None:
+        """Stop; safe to call twice, and while it opens."""
+
+
+class _Windowed:
+    """Sends no more than a window of what is unacknowledged."""
+
+    def __init__(self, records: int) -> None:
+        self._window = Window(records=records, bytes=WINDOW_BYTES)
+        self.full_since: float | None = None
+
+    def acked(self, cursor: int) -> None:
+        self._window.acked(cursor)
+        self._note()
+
+    def _note(self) -> None:
+        if not self._window.is_full:
+            self.full_since = None
+        elif self.full_since is None:
+            self.full_since = time.monotonic()
+
+
+class StreamSubscription(_Windowed):
+    """The records of a stream."""
+
+    def __init__(self, frame: Subscribe, mask: Mask | None, wake: Callable[[], object]) -> None:
+        super().__init__(WINDOW_RECORDS)
+        self.action, self.target = "stream.read", frame.stream or ""
+        self._frame = frame
+        self._mask = mask
+        self._wake = wake
+        self._reader: Reader | None = None
+
+    async def open(self) -> Subscribed:
+        frame = self._frame
+        self._reader = reader = await hub_of_this_loop().open(
+            self.target,
+            frame.place,
+            wake=self._wake,
+            types=frame.types,
+            key=frame.key,
+            mask=self._mask,
+        )
+        opened = reader.opened
+        self._window.jumped(opened.cursor)
+        return Subscribed(
+            sub=frame.sub,
+            epoch=opened.epoch,
+            cursor=opened.cursor,
+            first=opened.first,
+            head=opened.head,
+            recovered=opened.recovered,
+            resume=opened.resume,
+        )
+
+    def next(self) -> Records | CursorExpired | None:
+        most, most_bytes = self._window.room
+        if self._reader is None or not most:
+            return None
+        taken = self._reader.take(most, most_bytes)
+        if taken is None:
+            return None
+        sub = self._frame.sub
+        if isinstance(taken, Batch):
+            self._window.sent(taken.cursor, records=len(taken.records), bytes=taken.size)
+            self._note()
+            return Records(
+                sub=sub,
+                records=taken.records,
+                cursor=taken.cursor,
+                resume=taken.resume,
+                head=taken.head,
+            )
+        self._window.jumped(taken.cursor)
+        self._note()
+        return CursorExpired(
+            sub=sub,
+            reason=taken.reason,
+            requested=taken.requested,
+            first=taken.first,
+            head=taken.head,
+            epoch=taken.epoch,
+            cursor=taken.cursor,
+            resume=taken.resume,
+        )
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class EventSubscription(_Windowed):
+    """The events of a queue, at most once."""
+
+    def __init__(self, frame: Subscribe, wake: Callable[[], object]) -> None:
+        super().__init__(WINDOW_EVENTS)
+        self.action, self.target = "events.read", frame.events or ""
+        self._sub = frame.sub
+        self._wake = wake
+        self._ready: deque[events.Event | events.Gap] = deque()
+        self._may_hear = asyncio.Event()
+        self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._number = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> Subscribed:
+        self._task = asyncio.create_task(self._hear())
+        self._task.add_done_callback(self._ended)
+        await self._joined
+        return Subscribed(sub=self._sub)
+
+    async def _hear(self) -> None:
+        # The feed's own buffer is bounded, and says with a Gap what it had no room for.
+        async with events.listen(self.target) as feed:
+            self._joined.set_result(None)
+            async for item in feed:
+                self._ready.append(item)
+                self._wake()
+                while len(self._ready) >= READY_EVENTS:
+                    self._may_hear.clear()
+                    await self._may_hear.wait()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() and not self._joined.done():
+            self._joined.set_exception(task.exception() or RuntimeError())
+        self._wake()
+
+    def next(self) -> Event | Gap | None:
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
+        if not self._ready or self._window.is_full:
+            return None
+        item = self._ready.popleft()
+        self._may_hear.set()
+        if isinstance(item, events.Gap):
+            return Gap(sub=self._sub, reason=item.reason)
+        self._number += 1
+        size = 100 + len(str(item.data))
+        self._window.sent(self._number, records=1, bytes=size)
+        self._note()
+        return Event(
+            sub=self._sub,
+            event=item.event,
+            job_id=str(item.job_id),
+            data=item.data,
+            number=self._number - 1,
+        )
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
