@@ -94,6 +94,43 @@ async def cancel_itself() -> None:
     raise asyncio.CancelledError
 
 
+@task
+async def cancel_itself_and_return() -> None:
+    """Leave a cancel behind, as a library does whose scope ends late."""
+    running = asyncio.current_task()
+    assert running is not None
+    running.cancel()
+
+
+@task
+async def cancel_itself_afterwards() -> None:
+    running = asyncio.current_task()
+    assert running is not None
+    asyncio.get_running_loop().call_soon(running.cancel)
+
+
+@task
+async def cancel_everything() -> None:
+    for running in asyncio.all_tasks():
+        running.cancel()
+    await asyncio.sleep(60)
+
+
+@task
+async def exit_in_a_task() -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    await asyncio.create_task(leave())
+
+
+@task
+async def stop_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0)
+    raise ValueError("still here")
+
+
 @task(takes_context=True)
 @job_options(max_attempts=3, backoff=0)
 def until_cancelled(context: JobContext, trace: str, then: str = "stop") -> str:

@@ -50,7 +50,11 @@ class Attempts:
         """Start the handler of a job that was claimed."""
         job = RunningJob(claimed)
         self._running[claimed.id, claimed.fence] = job
-        self._threads.submit(partial(self._run, job))
+        try:
+            self._threads.submit(partial(self._run, job))
+        except BaseException:  # no more threads: a job that we don't know is handed back
+            del self._running[claimed.id, claimed.fence]
+            raise
         return job
 
     def ask_all(self, who: Asked) -> None:
@@ -89,20 +93,30 @@ class Attempts:
         self._loop.close(timeout=1.0)
 
     def _run(self, job: RunningJob) -> None:
-        """Run the attempt, in a job's thread."""
-        if job.token.cancelled:  # before it has begun: then it doesn't
-            self._ended(job, job.finish(Ending.STOPPED, at=now(), reason=job.token.reason))
-            return
-        call = handlers.prepare(job, partial(self._completer.report, job))
-        if not isinstance(call, handlers.Call):
-            self._ended(job, call)
-        elif handlers.is_async(call):
-            self._loop.submit(partial(self._run_async, job, call))
-        else:
-            self._ended(job, handlers.run_sync(call))
+        """Run the attempt, in a job's thread. It ends, whatever happens: its lease is renewed."""
+        outcome: Outcome | None
+        try:
+            if job.token.cancelled:  # before it has begun: then it doesn't
+                outcome = job.finish(Ending.STOPPED, at=now(), reason=job.token.reason)
+            else:
+                call = handlers.prepare(job, partial(self._completer.report, job))
+                if isinstance(call, handlers.Call):
+                    if handlers.is_async(call):
+                        self._loop.submit(partial(self._run_async, job, call))
+                        return
+                    outcome = handlers.run_sync(call)
+                else:
+                    outcome = call
+        except BaseException as error:  # noqa: BLE001
+            outcome = handlers.broken(job, error)
+        self._ended(job, outcome)
 
     async def _run_async(self, job: RunningJob, call: handlers.Call) -> None:
-        self._ended(job, await handlers.run_async(call))
+        try:
+            outcome = await handlers.run_async(call)
+        except BaseException as error:  # noqa: BLE001
+            outcome = handlers.broken(job, error)
+        self._ended(job, outcome)
 
     def _ended(self, job: RunningJob, outcome: Outcome | None) -> None:
         if outcome is not None:

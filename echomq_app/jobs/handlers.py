@@ -7,8 +7,10 @@ closed around it as Django does around a request.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
+from asyncio import CancelledError
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -87,14 +89,30 @@ async def run_async(call: Call) -> Outcome | None:
     async with ThreadSensitiveContext():
         try:
             await sync_to_async(_send)(task_started, call)
-            try:
-                value = await call.task.func(*call.args, **call.kwargs)
-            except BaseException as error:  # noqa: BLE001
+            # A task of its own: a cancel that the handler or its library aims at the running
+            # task, and that comes when it has returned, must not hit what follows here.
+            handler = asyncio.ensure_future(_handle(call))
+            await asyncio.wait([handler])
+            value, error = (None, CancelledError()) if handler.cancelled() else handler.result()
+            if error is not None:
                 return await sync_to_async(_ended_async)(call, error)
             return await sync_to_async(_returned)(call, value)
         finally:
             # The thread ends with the context: a connection kept there would leak.
             await sync_to_async(connections.close_all)()
+
+
+async def _handle(call: Call) -> tuple[Any, BaseException | None]:
+    """Return what the handler returned, or raised: asyncio would let some errors end the loop."""
+    try:
+        return await call.task.func(*call.args, **call.kwargs), None
+    except BaseException as error:  # noqa: BLE001
+        return None, error
+
+
+def broken(job: RunningJob, error: BaseException) -> Outcome | None:
+    """Say how an attempt ended that nothing here foresaw."""
+    return _raised(job, error) or job.outcome
 
 
 def _returned(call: Call, value: Any) -> Outcome | None:
@@ -186,7 +204,11 @@ def _finish_result(call: Call, status: Any, value: Any = None) -> None:
 
 def _send(signal: Any, call: Call) -> None:
     """Send one of Django's task signals. A receiver's error is its own."""
-    responses = signal.send_robust(type(call.task.get_backend()), task_result=call.result)
+    try:
+        responses = signal.send_robust(type(call.task.get_backend()), task_result=call.result)
+    except BaseException as error:  # not even SystemExit is the job's
+        logger.exception("event=receiver_failed job=%s error=%r", call.job.claimed.id, error)
+        return
     for receiver, response in responses:
         if isinstance(response, Exception):
             logger.error(

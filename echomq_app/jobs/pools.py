@@ -7,6 +7,7 @@ alive. The worker waits for the ones that it wants to wait for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import queue
@@ -33,15 +34,15 @@ class ThreadPool:
         self._idle = 0
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Run `call()` in a thread, now."""
+        """Run `call()` in a thread, now. Raises `RuntimeError` when the system gives no thread."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
             else:
                 name = f"{self._name}-{len(self._threads) + 1}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._threads.append(thread)
                 thread.start()
+                self._threads.append(thread)
         self._calls.put(call)
 
     def close(self) -> None:
@@ -69,23 +70,32 @@ class LoopThread:
         self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def submit(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Run a coroutine as a task of its own, in a context of its own."""
         with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._loop,), name=self._name, daemon=True
-                )
-                self._thread.start()
-        self._loop.call_soon_threadsafe(self._start, make, context=contextvars.Context())
+            loop = self._loop or self._begin()
+        loop.call_soon_threadsafe(self._start, make, context=contextvars.Context())
 
     def close(self, timeout: float) -> None:
         """Stop the loop, and wait `timeout` seconds for its thread."""
+        self._closed = True
         if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with contextlib.suppress(RuntimeError):  # it has ended by itself in this moment
+                self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout)
+
+    def _begin(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no thread
+            loop.close()
+            raise
+        self._loop, self._thread = loop, thread
+        return loop
 
     def _start(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         task = asyncio.ensure_future(make())
@@ -96,7 +106,13 @@ class LoopThread:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._closed:
+                # asyncio lets SystemExit in any task, and loop.stop(), end the loop: but other
+                # jobs run on it.
+                try:
+                    loop.run_forever()
+                except BaseException:
+                    logger.exception("event=loop_interrupted thread=%s", self._name)
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)

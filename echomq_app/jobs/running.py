@@ -38,7 +38,7 @@ class RunningJob:
         self.progress: tuple[float, str] | None = None
         # `setdefault` on a dict is atomic: whoever is first decides.
         self._asked: dict[str, Asked] = {}
-        self._finished: dict[str, object] = {}
+        self._finished: dict[str, Outcome] = {}
 
     def start_clock(self) -> None:
         """Let the job's timeout, if it has one, run from now."""
@@ -66,6 +66,11 @@ class RunningJob:
         """Whether the attempt has an outcome."""
         return bool(self._finished)
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome that counts, once there is one."""
+        return self._finished.get("first")
+
     def finish(
         self,
         ending: Ending,
@@ -76,11 +81,8 @@ class RunningJob:
         reason: str | None = None,
     ) -> Outcome | None:
         """Return the outcome to write; None if the attempt has one already."""
-        mine = object()
-        if self._finished.setdefault("by", mine) is not mine:
-            return None
         claimed = self.claimed
-        return Outcome(
+        mine = Outcome(
             id=claimed.id,
             queue=claimed.queue,
             task_path=claimed.task_path,
@@ -97,3 +99,4 @@ class RunningJob:
             by_worker=self.asked in {Asked.SHUTDOWN, Asked.LEASE_LOST},
             progress=self.progress,
         )
+        return mine if self._finished.setdefault("first", mine) is mine else None

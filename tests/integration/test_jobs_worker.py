@@ -91,6 +91,65 @@ class TestHandlers:
         drain()
         assert Job.objects.get(pk=id).state == "failed"
 
+    @pytest.mark.parametrize(
+        ("name", "state"),
+        [
+            ("cancel_itself_and_return", "failed"),
+            ("cancel_itself_afterwards", "completed"),
+            ("cancel_everything", "failed"),
+            ("exit_in_a_task", "failed"),
+            ("stop_the_loop", "failed"),
+        ],
+    )
+    def test_async_handler_that_meddles_with_tasks_ends_and_the_loop_goes_on(
+        self, name: str, state: str
+    ) -> None:
+        id = getattr(jobtasks, name).enqueue().id
+        Job.objects.update(max_attempts=1)
+        with running_worker():
+            assert finished(id).state == state
+            assert finished(jobtasks.aadd.enqueue(1, 2).id).result == 3
+
+    @pytest.mark.parametrize("signal", [task_started, task_finished])
+    def test_receiver_that_exits_ends_no_job(self, signal: Any) -> None:
+        def leave(**kwargs: Any) -> None:
+            raise SystemExit(3)
+
+        signal.connect(leave)
+        try:
+            ids = [jobtasks.add.enqueue(1, 2).id, jobtasks.aadd.enqueue(1, 2).id]
+            stopped = jobtasks.stops_by_itself.enqueue().id
+            drain()
+        finally:
+            signal.disconnect(leave)
+        assert [Job.objects.get(pk=id).result for id in ids] == [3, 3]
+        assert Job.objects.get(pk=stopped).state == "cancelled"
+
+    def test_options_that_nobody_can_read_fail_the_job(self) -> None:
+        id = jobtasks.add.enqueue(1, 2).id
+        Job.objects.update(options=[1], max_attempts=1)
+        drain()
+        assert Job.objects.get(pk=id).state == "failed"
+
+    def test_jobs_for_which_there_was_no_thread_are_handed_back(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = threading.Thread.start
+        refused: list[threading.Thread] = []
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name.startswith("echomq-job") and len(refused) < 3:
+                refused.append(thread)
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        ids = [jobtasks.add.enqueue(1, n).id for n in range(3)]
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with running_worker():
+            jobs = [finished(id) for id in ids]
+        assert [(job.state, job.attempt) for job in jobs] == [("completed", 1)] * 3
+        assert len(refused) == 3
+
     def test_handler_that_cancels_itself_is_cancelled(self) -> None:
         id = jobtasks.stops_by_itself.enqueue().id
         drain()
