@@ -1,0 +1,388 @@
+"""One node of the channel layer, without I/O: frames and time go in, effects come out.
+
+It joins a receiver, `pool_size` producers, and what is known of the other nodes (its
+peers). A peer is one life of a process, named by its boot id; the node's name is for
+people, and tells that a new life replaces an old one.
+
+Who is seated where: a hello says what its sender expects from every boot that it knows.
+Whoever isn't in the list answers with a hello of its own, so the other side gets to know
+it and says what it expects, and only then are batches sent. Three frames at most, and
+the receiver alone decides where it begins.
+
+`now` is a clock that only runs while this process does (see `layers.clock`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+
+from ..retry import ceiling
+from .effects import Broadcast, Deliver, Effect, Happened, Notify, Send, SendBatch
+from .frames import Ack, AnyFrame, Batch, Bye, Hello, Record
+from .producer import Producer
+from .receiver import Receiver
+
+BACKOFF_CAP = 5.0
+QUIET_BEATS = 2.5
+"""Heartbeats without a word after which a node may be away."""
+SKEW = 5.0
+"""Seconds by which wall clocks may differ before it is reported."""
+_ENDED = 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The numbers that the protocol goes by; times in seconds."""
+
+    pool_size: int = 1
+    buffer_size: int = 10_000
+    max_batch: int = 500
+    call_timeout: float = 5.0
+    retry_interval: float = 0.2
+    heartbeat_interval: float = 5.0
+    forget_after: float = 60.0
+    concurrent_flush: bool = True
+
+
+@dataclasses.dataclass(slots=True)
+class Peer:
+    """Another node, as far as sending to it goes."""
+
+    name: str
+    control: str
+    data: str
+    heard: float
+    awaiting: dict[int, float] = dataclasses.field(default_factory=dict)
+    """By producer index: until when the ack of the frame in flight may take."""
+    suspect: bool = False
+    """A frame wasn't acked: it is pinged, and gets no batch until it says something."""
+    failures: int = 0
+    ping_at: float = 0.0
+    served: float = 0.0
+    """When the last batch was sent, to take turns where only one frame may be in flight."""
+
+
+class EchoNode:
+    """The protocol's state of one node. Its owner holds one lock around every call."""
+
+    def __init__(self, name: str, boot: str, rules: Rules, now: float) -> None:
+        self.name = name
+        self.boot = boot
+        self.rules = rules
+        self.control = ""
+        self.data = ""
+        self.producers = [
+            Producer(rules.buffer_size, rules.max_batch) for _ in range(rules.pool_size)
+        ]
+        self.receiver = Receiver(now)
+        self.peers: dict[str, Peer] = {}
+        self.echo_at: float | None = None
+        """When we last heard our own hello."""
+        self._link_since: float | None = None
+        self._wrote_at: float | None = None
+        self._next_beat = now
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._replaced: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._shared_names: set[str] = set()
+        self._skewed: set[str] = set()
+
+    # From the local side.
+
+    def write(self, index: int, record: Record, now: float) -> int:
+        """Keep a record for the other nodes; return its position."""
+        if self._wrote_at is None:
+            self._wrote_at = now
+        return self.producers[index].write(record)
+
+    def flush(self, now: float) -> list[Effect]:
+        """Send what was written, to everybody who needs it and has no frame in flight."""
+        for producer in self.producers:
+            producer.flush()
+        return self._pump(list(self.peers), now)
+
+    def addresses(self, control: str, data: str, now: float) -> list[Effect]:
+        """Hear where this node can be reached from now on, and tell everybody."""
+        self.control, self.data = control, data
+        return self.announce(now)
+
+    def announce(self, now: float, wall: float = 0.0) -> list[Effect]:
+        """Say hello to all."""
+        self._next_beat = now + self.rules.heartbeat_interval
+        return [Broadcast(self._hello(now, wall))]
+
+    def bye(self) -> list[Effect]:
+        """Leave; to be called when `drained()`, or when it is too late to wait for that."""
+        frame = Bye(boot=self.boot, cursors=self._cursors())
+        return [Send(peer.control, frame) for peer in self.peers.values()]
+
+    def drained(self) -> bool:
+        """Tell whether every node that we know has everything, as far as we know."""
+        return all(
+            producer.lag(boot) == 0 for producer in self.producers for boot in producer.links
+        ) and all(boot in self.producers[0].links for boot in self.peers)
+
+    def fill(self) -> float:
+        """Return how full the fullest buffer is of records that somebody still needs, 0 to 1."""
+        worst = max(
+            (producer.lag(boot) for producer in self.producers for boot in producer.links),
+            default=0,
+        )
+        return min(1.0, worst / self.rules.buffer_size)
+
+    # From the other nodes.
+
+    def on_frame(self, frame: AnyFrame, now: float, wall: float = 0.0) -> list[Effect]:
+        """Take a frame that came in."""
+        if frame.boot == self.boot:
+            return self._on_echo(now)
+        if frame.boot in self._ended:
+            return []  # It was under way when its sender said goodbye.
+        effects: list[Effect] = []
+        if isinstance(frame, Hello):
+            if frame.boot in self._replaced:
+                if not self._still_lives(frame.boot, now):
+                    return []
+                details = {"node": frame.name}
+                effects.append(Happened("name_shared", details))
+            return effects + self._on_hello(frame, now, wall)
+        effects += self._on_word(frame.boot, now)
+        if isinstance(frame, Batch):
+            effects += self._on_batch(frame, now)
+        elif isinstance(frame, Ack) and frame.to == self.boot:
+            effects += self._on_ack(frame, now)
+        elif isinstance(frame, Bye):
+            effects += self._on_bye(frame)
+        return effects
+
+    def send_failed(self, boot: str, index: int, reason: str, now: float) -> list[Effect]:
+        """Hear that a batch could not be sent, or wasn't acked in time."""
+        peer = self.peers.get(boot)
+        if peer is None or peer.awaiting.pop(index, None) is None:
+            return []
+        self.producers[index].failed(boot)
+        peer.suspect = True
+        peer.failures += 1
+        delay = self._backoff(peer)
+        peer.ping_at = now + delay
+        return [
+            Happened("sync_failure", {"node": peer.name, "index": index, "reason": reason}),
+            Happened(
+                "retry_scheduled", {"node": peer.name, "delay": delay, "attempt": peer.failures}
+            ),
+        ]
+
+    def tick(self, now: float, wall: float = 0.0) -> list[Effect]:
+        """Do what is due; to be called several times per `retry_interval`."""
+        effects: list[Effect] = []
+        if now >= self._next_beat:
+            effects += self.announce(now, wall)
+        self._watch_link(now)
+        for boot, peer in list(self.peers.items()):
+            late = [index for index, until in peer.awaiting.items() if now >= until]
+            for index in late:
+                effects += self.send_failed(boot, index, "not acked in time", now)
+            if peer.suspect and now >= peer.ping_at:
+                peer.failures += 1
+                peer.ping_at = now + self._backoff(peer)
+                effects.append(Send(peer.control, self._hello(now, wall, asks=True)))
+            effects += self._forget_if_gone(boot, peer, now)
+        if self._link_since is not None:
+            # Silence counts only while we can hear.
+            patience = self.rules.forget_after
+            if now - self._link_since >= patience:
+                effects += map(Notify, self.receiver.vanished(now, patience))
+                effects += map(Notify, self.receiver.overdue(now, patience))
+        return effects + self._pump(list(self.peers), now)
+
+    # Details.
+
+    def _on_echo(self, now: float) -> list[Effect]:
+        self.echo_at = now
+        if self._link_since is None:
+            self._link_since = now
+        return []
+
+    def _watch_link(self, now: float) -> None:
+        longest = QUIET_BEATS * self.rules.heartbeat_interval
+        if self.echo_at is None or now - self.echo_at > longest:
+            self._link_since = None
+
+    def _on_hello(self, hello: Hello, now: float, wall: float) -> list[Effect]:
+        effects = self._replace(hello, now)
+        peer = self.peers.get(hello.boot)
+        is_new = peer is None
+        if peer is None:
+            peer = Peer(hello.name, hello.control, hello.data, now)
+            self.peers[hello.boot] = peer
+            effects.append(Happened("node_joined", {"node": hello.name, "nodes": len(self.peers)}))
+        peer.control, peer.data = hello.control, hello.data
+        notice = self.receiver.meet(hello.boot, hello.name, hello.cursors, hello.writing, now)
+        if notice is not None:
+            effects.append(Notify(notice))
+        ours = hello.expected.get(self.boot)
+        if ours is not None:
+            for index, cursor in ours.items():
+                if index < len(self.producers) and self.producers[index].seat(hello.boot, cursor):
+                    self._settled(peer, hello.boot, index)
+        if is_new or ours is None or hello.asks:
+            effects.append(Send(peer.control, self._hello(now, wall)))
+        effects += self._skew(hello, wall)
+        return effects + self._on_word(hello.boot, now)
+
+    def _on_word(self, boot: str, now: float) -> list[Effect]:
+        """Note that a node has said something: whatever it was, it can be sent to again."""
+        peer = self.peers.get(boot)
+        if peer is None:
+            return []
+        peer.heard = now
+        peer.suspect = False
+        return self._pump([boot], now)
+
+    def _on_batch(self, batch: Batch, now: float) -> list[Effect]:
+        notice, records, cursor = self.receiver.take(
+            batch.boot, batch.name, batch.index, batch.base, batch.records, now
+        )
+        effects: list[Effect] = []
+        if notice is not None:
+            effects.append(Notify(notice))
+        if records:
+            effects.append(Deliver(records))
+        # After the delivery: an ack means that the subscribers have it.
+        ack = Ack(boot=self.boot, to=batch.boot, index=batch.index, cursor=cursor)
+        return [*effects, Send(batch.control, ack)]
+
+    def _on_ack(self, ack: Ack, now: float) -> list[Effect]:
+        peer = self.peers.get(ack.boot)
+        if peer is None or not 0 <= ack.index < len(self.producers):
+            return []
+        if self.producers[ack.index].ack(ack.boot, ack.cursor):
+            peer.failures = 0
+        self._settled(peer, ack.boot, ack.index)
+        return self._pump([ack.boot], now)
+
+    def _settled(self, peer: Peer, boot: str, index: int) -> None:
+        link = self.producers[index].links.get(boot)
+        if link is None or link.in_flight is None:
+            peer.awaiting.pop(index, None)
+
+    def _on_bye(self, bye: Bye) -> list[Effect]:
+        notice = self.receiver.leave(bye.boot, bye.cursors)
+        self._ended[bye.boot] = None
+        if len(self._ended) > _ENDED:
+            self._ended.popitem(last=False)
+        return [
+            *([Notify(notice)] if notice is not None else []),
+            *self._forget(bye.boot, "it said bye"),
+        ]
+
+    def _pump(self, boots: list[str], now: float) -> list[Effect]:
+        """Send the next frame to each of these that needs one and has none in flight."""
+        effects: list[Effect] = []
+        if not self.rules.concurrent_flush:
+            boots = sorted(self.peers, key=lambda boot: self.peers[boot].served)
+        for boot in boots:
+            peer = self.peers[boot]
+            for index, producer in enumerate(self.producers):
+                if peer.suspect or index in peer.awaiting or not self._may_send():
+                    continue
+                due = producer.due(boot)
+                if due is None:
+                    continue
+                if due.missed:
+                    details = {"node": peer.name, "index": index, "missed": due.missed}
+                    effects.append(Happened("buffer_expired", details))
+                peer.awaiting[index] = now + self.rules.call_timeout
+                peer.served = now
+                frame = Batch(
+                    boot=self.boot,
+                    name=self.name,
+                    control=self.control,
+                    index=index,
+                    base=due.base,
+                    records=due.records,
+                )
+                effects.append(SendBatch(boot, peer.data, frame))
+        return effects
+
+    def _may_send(self) -> bool:
+        return self.rules.concurrent_flush or not any(
+            peer.awaiting and not peer.suspect for peer in self.peers.values()
+        )
+
+    def _forget_if_gone(self, boot: str, peer: Peer, now: float) -> list[Effect]:
+        silence = now - peer.heard
+        if silence > QUIET_BEATS * self.rules.heartbeat_interval and any(
+            producer.is_expired(boot) for producer in self.producers
+        ):
+            return self._forget(boot, "it is silent, and what it needs is overwritten")
+        if self._link_since is None or now - self._link_since < self.rules.forget_after:
+            return []
+        if silence >= self.rules.forget_after:
+            return self._forget(boot, "it is silent")
+        return []
+
+    def _forget(self, boot: str, reason: str) -> list[Effect]:
+        for producer in self.producers:
+            producer.forget(boot)
+        peer = self.peers.pop(boot, None)
+        self._skewed.discard(boot)
+        if peer is None:
+            return []
+        details = {"node": peer.name, "nodes": len(self.peers), "reason": reason}
+        return [Happened("node_forgotten", details)]
+
+    def _replace(self, hello: Hello, now: float) -> list[Effect]:
+        """Drop older lives of a node that has started again."""
+        if hello.name in self._shared_names or hello.boot in self.receiver.sources:
+            return []
+        effects: list[Effect] = []
+        for boot, source in list(self.receiver.sources.items()):
+            if source.name == hello.name and boot != hello.boot:
+                notice = self.receiver.replaced(boot)
+                if notice is not None:
+                    effects.append(Notify(notice))
+                effects += self._forget(boot, "it has started again")
+                self._replaced[boot] = (hello.name, now)
+                if len(self._replaced) > _ENDED:
+                    self._replaced.popitem(last=False)
+        return effects
+
+    def _still_lives(self, boot: str, now: float) -> bool:
+        """Tell a last word that was under way from a second node with the same name.
+
+        From then on neither of the two replaces the other.
+        """
+        name, since = self._replaced[boot]
+        if now - since < QUIET_BEATS * self.rules.heartbeat_interval:
+            return False
+        del self._replaced[boot]
+        self._shared_names.add(name)
+        return True
+
+    def _skew(self, hello: Hello, wall: float) -> list[Effect]:
+        skew = hello.clock - wall
+        if abs(skew) < SKEW or hello.boot in self._skewed or not (hello.clock and wall):
+            return []
+        self._skewed.add(hello.boot)
+        return [Happened("clock_skew", {"node": hello.name, "seconds": round(skew, 1)})]
+
+    def _backoff(self, peer: Peer) -> float:
+        base = self.rules.retry_interval
+        return ceiling(peer.failures, base=base, cap=max(base, BACKOFF_CAP))
+
+    def _cursors(self) -> list[int]:
+        return [producer.ring.write_cursor for producer in self.producers]
+
+    def _hello(self, now: float, wall: float, *, asks: bool = False) -> Hello:
+        return Hello(
+            boot=self.boot,
+            name=self.name,
+            control=self.control,
+            data=self.data,
+            writing=-1.0 if self._wrote_at is None else now - self._wrote_at,
+            clock=wall,
+            cursors=self._cursors(),
+            expected=self.receiver.expected(now - self.rules.forget_after),
+            asks=asks,
+        )
