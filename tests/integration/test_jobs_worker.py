@@ -377,9 +377,10 @@ class TestOutage:
             with admin.cursor() as cursor:
                 cursor.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
                 try:
+                    # The worker's own: others belong to threads that other tests will use.
                     cursor.execute(
                         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                        " WHERE datname = %s AND pid <> pg_backend_pid()",
+                        " WHERE datname = %s AND application_name LIKE 'echomq%%'",
                         (name,),
                     )
                     wait_until(lambda: "doing=settle" in caplog.text)
