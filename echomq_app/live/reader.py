@@ -121,6 +121,7 @@ class Reader:
             else:
                 reason = error.reason if isinstance(error, CursorInvalid) else "trimmed"
                 self._notice = self._expired(reason, cursor)
+        self._sent = self._cursor
         self.opened = Opened(
             epoch=life.epoch,
             cursor=self._cursor,
@@ -189,7 +190,7 @@ class Reader:
             size=size,
             cursor=self._cursor,
             resume=token_of(self._life.epoch, self._cursor, self._cursor_tail),
-            head=self._life.head,
+            head=max(self._life.head, self._cursor),
         )
 
     def _shown(self, item: Item) -> msgspec.Raw | None:
@@ -203,6 +204,8 @@ class Reader:
         `None`: nothing now. A text: why nothing can come from there any more.
         """
         life, cursor = self._life, self._cursor
+        if cursor > life.head:
+            return None  # a page from the database was newer than the ring
         match life.ring.decide(cursor):
             case CaughtUp():
                 return None
