@@ -22,7 +22,7 @@ from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..exceptions import WorkerLost
 from ..models import trimming
-from ..models.job import FINISHED, CancelRequest, Job, JobState
+from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
 from ..models.times import now
 from ..models.worker import Worker
 from . import journal
@@ -137,9 +137,13 @@ def rescue(using: str) -> int:
         settlement = settle(using, [_abandoned(job) for job in page])
         journal.publish(settlement.entries)
         rescued += len(page) - len(settlement.later) - len(settlement.lost)
-        # By key, not from the front: rows that somebody holds stay, and must not hide others.
-        page = list(abandoned.filter(pk__gt=page[-1].pk)[:PAGE])
+        page = _next_page(abandoned, page)
     return rescued
+
+
+def _next_page(jobs: JobQuerySet, page: list[Job]) -> list[Job]:
+    """Go on by key, not from the front: rows that somebody holds stay, and must not hide others."""
+    return list(jobs.filter(pk__gt=page[-1].pk)[:PAGE])
 
 
 def sweep(using: str) -> None:
@@ -150,11 +154,14 @@ def sweep(using: str) -> None:
     """
     requests = CancelRequest.objects.using(using)
     waiting = Job.objects.using(using).waiting().cancel_requested().order_by("pk")
-    for job in waiting[:PAGE]:
-        request = requests.filter(job=job).first()
-        if request is not None:
-            with transaction.atomic(using=using):
-                cancel_waiting(using, JobId.parse(job.pk), request.reason)
+    page = list(waiting[:PAGE])
+    while page:
+        for job in page:
+            request = requests.filter(job=job).first()
+            if request is not None:
+                with transaction.atomic(using=using):
+                    cancel_waiting(using, JobId.parse(job.pk), request.reason)
+        page = _next_page(waiting, page)
     unfinished = Job.objects.filter(pk=OuterRef("job")).exclude(state__in=FINISHED)
     answered = requests.filter(~Exists(unfinished))
     if answered.exists():

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from echomq_app.core.ids import JobId, new_job_id
 from echomq_app.exceptions import InvalidArgument, InvalidPayload, UnknownJob, WrongBrand
-from echomq_app.jobs import control
+from echomq_app.jobs import control, housekeeping
 from echomq_app.jobs.housekeeping import sweep
 from echomq_app.jobs.outcomes import Ending, error_record
 from echomq_app.jobs.transitions import settle
@@ -190,6 +190,19 @@ class TestRaces:
         assert claim(worker) == []
         sweep(USING)
         assert Job.objects.get(pk=waiting).state == "cancelled"
+
+    @pytest.mark.postgres
+    def test_rows_that_others_hold_hide_no_other_request(
+        self, other: BaseDatabaseWrapper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(housekeeping, "PAGE", 2)
+        ids = [jobtasks.add.enqueue(n, n).id for n in range(5)]
+        for id in ids:
+            CancelRequest.objects.create(job_id=id, requested_at=timezone.now())
+        for id in ids[:4]:
+            hold(other, id)
+        sweep(USING)
+        assert Job.objects.get(pk=ids[4]).state == "cancelled"
 
     @pytest.mark.postgres
     def test_running_row_that_somebody_holds_is_not_waited_for(
