@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from channels.routing import ProtocolTypeRouter, URLRouter
-from channels.security.websocket import AllowedHostsOriginValidator
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 
@@ -15,11 +14,15 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 # demo and for tests. In production a front server has them, and this wrapper goes.
 pages = ASGIStaticFilesHandler(get_asgi_application())
 
-# Imports models, so only after the application above has set Django up.
-from project.seismic.routing import websocket_urlpatterns  # noqa: E402
+# These import models, so only after the application above has set Django up.
+import project.seismic.routing as seismic  # noqa: E402
+from echomq_app.routing import http, websocket_urlpatterns  # noqa: E402
 
-# A page of somebody else's site could open a socket here with the user's cookies: a
-# browser says where the page is from, and only our own hosts may.
-sockets = AllowedHostsOriginValidator(URLRouter(websocket_urlpatterns))
-
-application = ProtocolTypeRouter({"http": pages, "websocket": sockets})
+application = ProtocolTypeRouter(
+    {
+        # Server-sent events, at the address that urls.py gives them; then all of Django.
+        "http": http(pages),
+        # EchoMQ's own socket finds out by itself who is there, and what page they are on.
+        "websocket": URLRouter([*websocket_urlpatterns, *seismic.websocket_urlpatterns]),
+    }
+)

@@ -7,5 +7,6 @@ from django.urls import include, path
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("echomq/", include("echomq_app.urls")),
     path("", include("project.seismic.urls")),
 ]

@@ -15,11 +15,20 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, cast
 
+from asgiref.sync import async_to_sync
 from django.utils.module_loading import import_string
 
 from ..conf import current
 from ..models.threads import in_database_thread
-from .identity import NOBODY, Identity, bearer_token, identify, identify_token, make_token
+from .identity import (
+    NOBODY,
+    Identity,
+    bearer_token,
+    identify,
+    identify_token,
+    identity_of,
+    make_token,
+)
 from .logouts import on_logout
 from .origin import origin_allowed, request_of
 
@@ -28,10 +37,12 @@ __all__ = [
     "PERMISSIONS",
     "Identity",
     "allowed",
+    "allowed_in_view",
     "authorize_rule",
     "bearer_token",
     "identify",
     "identify_token",
+    "identity_of",
     "make_token",
     "on_logout",
     "origin_allowed",
@@ -44,6 +55,8 @@ logger = logging.getLogger("echomq")
 PERMISSIONS = {"stream.read": "echomq.view_record", "events.read": "echomq.view_job"}
 """What the default rule asks for, by action."""
 
+_FAILED = "event=authorize_failed action=%s target=%.100r user=%s"
+
 Rule = Callable[[Any, str, str], bool | Awaitable[bool]]
 
 
@@ -55,33 +68,38 @@ async def allowed(identity: Identity, action: str, target: str) -> bool:
     and that is logged. A rule that isn't async runs in a database thread.
     """
     try:
-        return await _ask(identity, action, target)
+        rule = authorize_rule()
+        if iscoroutinefunction(rule):
+            user = await identity.reload()
+            return user is not None and bool(await rule(user, action, target))
+        answer = await in_database_thread(_decide, identity, action, target)
+        return bool(await answer) if isawaitable(answer) else answer
     except Exception:
-        logger.exception(
-            "event=authorize_failed action=%s target=%.100r user=%s",
-            action,
-            target,
-            identity.user.pk,
-        )
+        logger.exception(_FAILED, action, target, identity.user.pk)
         return False
 
 
-async def _ask(identity: Identity, action: str, target: str) -> bool:
-    rule = authorize_rule()
-    if iscoroutinefunction(rule):
-        user = await identity.reload()
-        return user is not None and bool(await rule(user, action, target))
+def allowed_in_view(identity: Identity, action: str, target: str) -> bool:
+    """See `allowed`: for sync code."""
+    try:
+        answer = _decide(identity, action, target)
+        return async_to_sync(_outcome)(answer) if isawaitable(answer) else answer
+    except Exception:
+        logger.exception(_FAILED, action, target, identity.user.pk)
+        return False
 
-    def decide() -> bool | Awaitable[bool]:
-        user = identity.proof.load()
-        if user is None:
-            return False
-        answer = rule(user, action, target)
-        return answer if isawaitable(answer) else bool(answer)
 
-    answer = await in_database_thread(decide)
-    # A plain function that returns a coroutine: as an object it is true, whatever it says.
-    return bool(await answer) if isawaitable(answer) else answer
+def _decide(identity: Identity, action: str, target: str) -> bool | Awaitable[bool]:
+    user = identity.proof.load()
+    if user is None:
+        return False
+    answer = authorize_rule()(user, action, target)
+    # What a plain function returns may be a coroutine: true as an object, whatever it says.
+    return answer if isawaitable(answer) else bool(answer)
+
+
+async def _outcome(answer: Awaitable[bool]) -> bool:
+    return bool(await answer)
 
 
 def authorize_rule() -> Rule:

@@ -22,7 +22,7 @@ from ..conf import current, project_setting
 from ..exceptions import BadToken, InvalidArgument
 from ..models.threads import in_database_thread
 from .logouts import just_ended
-from .origin import origin_allowed, request_of
+from .origin import is_ours, origin_allowed, request_of
 
 logger = logging.getLogger("echomq")
 
@@ -79,16 +79,38 @@ async def identify(scope: Mapping[str, Any]) -> Identity:
     if not key or not (key.isascii() and key.isprintable()):
         return NOBODY
     if not origin_allowed(scope):
-        origin = request.headers.get("Origin")
-        logger.warning("event=foreign_origin origin=%.200r path=%.200r", origin, request.path)
+        _log_foreign(request)
         return NOBODY
     proof = _Session(key)
     user = await in_database_thread(proof.load)
     return NOBODY if user is None else Identity(user=user, proof=proof)
 
 
+def identity_of(request: HttpRequest) -> Identity:
+    """Say whose request this is that came through Django: `Authorization: Bearer`, or its user.
+
+    Sync, for views. Raises `BadToken`.
+    """
+    token = bearer_token(request)
+    if token is not None:
+        proof = _read_token(token)
+        return _identity(proof, proof.load())
+    user = getattr(request, "user", None)
+    if user is None or not user.is_authenticated:
+        return NOBODY
+    if not is_ours(request):
+        _log_foreign(request)
+        return NOBODY
+    return Identity(user=user, proof=_Asked(user))
+
+
 async def identify_token(token: str) -> Identity:
     """Say whose token this is; raise `BadToken` for one that isn't good, or no longer."""
+    proof = _read_token(token)
+    return _identity(proof, await in_database_thread(proof.load))
+
+
+def _read_token(token: str) -> _Token:
     if len(token) > _TOKEN_MAX:
         raise BadToken("That is no token.")
     try:
@@ -98,7 +120,10 @@ async def identify_token(token: str) -> Identity:
     proof = _Token(claims["user"], claims["digest"], claims["expires"])
     if proof.expired:
         raise BadToken("The token has expired; ask for a new one.")
-    user = await in_database_thread(proof.load)
+    return proof
+
+
+def _identity(proof: _Token, user: User | None) -> Identity:
     if user is None:
         raise BadToken("The token's user may not log in, or has another password; ask for a new.")
     return Identity(user=user, proof=proof)
@@ -120,10 +145,15 @@ def make_token(user: AbstractBaseUser, *, max_age: float | None = None) -> str:
     return signing.dumps(claims, salt=_SALT)
 
 
-def bearer_token(scope: Mapping[str, Any]) -> str | None:
+def bearer_token(request: HttpRequest) -> str | None:
     """Return the token of an `Authorization: Bearer` header, if there is such a header."""
-    scheme, _, token = request_of(scope).headers.get("Authorization", "").partition(" ")
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
+
+
+def _log_foreign(request: HttpRequest) -> None:
+    origin = request.headers.get("Origin")
+    logger.warning("event=foreign_origin origin=%.200r path=%.200r", origin, request.path)
 
 
 class _Nobody:
@@ -131,6 +161,17 @@ class _Nobody:
 
     def load(self) -> User | None:
         return AnonymousUser()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that is being answered: Django has just loaded its user."""
+
+    user: User
+    expires_at: float | None = None
+
+    def load(self) -> User | None:
+        return self.user
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from django.core.exceptions import DisallowedHost
 from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest
 from django.utils.http import is_same_domain
 
 from ..conf import project_setting
@@ -39,11 +40,15 @@ def origin_allowed(scope: Mapping[str, Any]) -> bool:
     needn't: browsers leave `Origin` out within a site, and what a page of another site may
     read is up to CORS.
     """
-    request = request_of(scope)
+    return is_ours(request_of(scope), must_say=scope["type"] == "websocket")
+
+
+def is_ours(request: HttpRequest, *, must_say: bool = False) -> bool:
+    """See `origin_allowed`. `must_say`: without an `Origin` it is not."""
     origin = request.headers.get("Origin")
     if origin is None:
         foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
-        return scope["type"] != "websocket" and not foreign
+        return not (must_say or foreign)
     with contextlib.suppress(DisallowedHost):
         if origin == f"{request.scheme}://{request.get_host()}":
             return True

@@ -265,7 +265,7 @@ async def test_page_of_another_site_is_turned_away() -> None:
         assert accepted is welcome
         if accepted:
             await communicator.disconnect(timeout=10)
-    assert isinstance(application.application_mapping["websocket"], OriginValidator)
+    assert isinstance(websocket_urlpatterns[0].callback, OriginValidator)
 
 
 async def test_no_task_is_left_when_the_page_is_gone() -> None:

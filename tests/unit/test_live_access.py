@@ -110,4 +110,4 @@ async def test_a_cookie_that_is_no_session_is_nobodys(cookie: str) -> None:
     ],
 )
 def test_bearer_token(header: dict[str, str], expected: str | None) -> None:
-    assert access.bearer_token(scope("http", **header)) == expected
+    assert access.bearer_token(access.request_of(scope("http", **header))) == expected
