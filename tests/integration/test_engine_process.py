@@ -297,6 +297,36 @@ print("failed", failed, engine.flush(20))
     assert "Traceback" not in done.stderr
 
 
+def test_a_forked_child_finalises_nothing_of_its_parents_loop() -> None:
+    """A task would report that it was destroyed, a coroutine run its `finally`, a link close."""
+    program = """
+from echomq_app.engine.loop_thread import LoopThread
+
+class Belonging:
+    def __del__(self, write=os.write):
+        write(1, b"finalised\\n")
+
+async def stopped():
+    pass
+
+thread = LoopThread("parent", on_start=lambda: None, on_stop=stopped)
+thread.loop()
+belongings = [Belonging()]
+if (pid := os.fork()) == 0:
+    thread.after_fork_in_child(belongings.pop())
+    os.write(1, b"forgotten\\n")
+    sys.exit(0)
+os.waitpid(pid, 0)
+os.write(1, b"child ended\\n")
+belongings.clear()
+thread.close(20)
+"""
+    done = run_program(program, channel_layers(IN_MEMORY, ""))
+
+    assert done.stdout == "forgotten\nchild ended\nfinalised\n", done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("backend", [IN_MEMORY, CORE])
 def test_importing_the_engine_starts_nothing(backend: str) -> None:
     with hung_server() as url:
