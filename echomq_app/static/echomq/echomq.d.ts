@@ -8,7 +8,7 @@ export interface EchoRecord<Data = unknown> {
   readonly type: string;
   readonly key: string;
   readonly data: Data;
-  readonly headers: Readonly<Record<string, string>>;
+  readonly headers: Readonly<Record<string, unknown>>;
   /** ISO 8601, with its offset. */
   readonly recorded_at: string;
 }
