@@ -207,9 +207,9 @@ def encode(frame: ServerFrame) -> str:
     return _encoder.encode(frame).decode()
 
 
-def encode_record(record: WireRecord) -> Raw:
+def encode_record(record: WireRecord) -> bytes:
     """Return a record's JSON, to stand in frames as it is."""
-    return Raw(_encoder.encode(record))
+    return _encoder.encode(record)
 
 
 def decode(text: str | bytes) -> list[ClientFrame]:

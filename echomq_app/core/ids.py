@@ -26,6 +26,8 @@ MAX_POSITION = (1 << 42) - 1
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUE = {char: value for value, char in enumerate(_ALPHABET)}
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_TRIPLES = [pair + c for pair in _PAIRS for c in _ALPHABET]
+_LOW = (1 << 60) - 1
 _VERSION = 0x7 << 76
 _VARIANT = 0b10 << 62
 
@@ -45,13 +47,16 @@ class BrandedId(uuid.UUID):
     __slots__ = ()
 
     def __str__(self) -> str:
-        rest = self.int
-        parts = []
-        for _ in range(13):
-            parts.append(_PAIRS[rest & 1023])
-            rest >>= 10
-        parts.append(self.brand)
-        return "".join(reversed(parts))
+        # 2 characters and 8 times 3, from two halves that are quick to shift: every record
+        # that goes to a page is written so.
+        high, low = self.int >> 60, self.int & _LOW
+        return (
+            f"{self.brand}{_PAIRS[high >> 60]}"
+            f"{_TRIPLES[high >> 45 & 32767]}{_TRIPLES[high >> 30 & 32767]}"
+            f"{_TRIPLES[high >> 15 & 32767]}{_TRIPLES[high & 32767]}"
+            f"{_TRIPLES[low >> 45]}{_TRIPLES[low >> 30 & 32767]}"
+            f"{_TRIPLES[low >> 15 & 32767]}{_TRIPLES[low & 32767]}"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

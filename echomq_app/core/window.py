@@ -50,15 +50,17 @@ class Window:
         self._sent.clear()
         self._records = self._bytes = 0
 
-    def acked(self, cursor: int) -> None:
-        """Note that everything before `cursor` is dealt with; late and repeated ones are fine.
+    def acked(self, cursor: int) -> bool:
+        """Note that everything before `cursor` is dealt with; tell whether that makes room.
 
-        `ValueError` for more than was sent.
+        Late and repeated ones are fine. `ValueError` for more than was sent.
         """
         if cursor > self._cursor:
             raise ValueError(f"An ack of {cursor}, and nothing after {self._cursor} was sent.")
         self._acked = max(self._acked, cursor)
+        before = len(self._sent)
         while self._sent and self._sent[0][0] <= self._acked:
             _, records, size = self._sent.popleft()
             self._records -= records
             self._bytes -= size
+        return len(self._sent) < before

@@ -71,7 +71,7 @@ class Item(msgspec.Struct):
             return self.masked[mask.key]
         except KeyError:
             seen = mask(_parsed(self.raw, stream, epoch))
-            raw = None if seen is None else _encoded(seen)
+            raw = None if seen is None else msgspec.Raw(_encoded(seen))
             # Keys for groups of users pay; a key for each user would keep a copy for each.
             if len(self.masked) < _KEPT_MASKS:
                 self.masked[mask.key] = raw
@@ -93,8 +93,9 @@ def make_items(records: Iterable[StoredRecord]) -> list[Item]:
                 recorded_at=record.recorded_at,
             )
         )
+        tail = record.id.tail
         items.append(
-            Item(record.position, record.id.tail, record.type, record.key, raw, len(bytes(raw)))
+            Item(record.position, tail, record.type, record.key, msgspec.Raw(raw), len(raw))
         )
     return items
 
@@ -119,7 +120,7 @@ def _parsed(raw: msgspec.Raw, stream: str, epoch: str) -> StreamRecord:
     )
 
 
-def _encoded(record: StreamRecord) -> msgspec.Raw:
+def _encoded(record: StreamRecord) -> bytes:
     return encode_record(
         WireRecord(
             id=str(record.id),

@@ -91,19 +91,19 @@ class Session:
         except BadFrame as error:
             self._mistake("bad_frame", str(error))
             return
-        # Acknowledgements come with what we send, and many of them in one message.
-        asked = sum(not isinstance(frame, frames.Ack) for frame in came)
-        if not self._rate.spend(max(1, asked)):
-            limit = f"At most {self._limits.frames_per_second:g} frames a second."
-            self._end(Close.TOO_FAST, "rate", limit)
-            return
+        if not came:
+            self._mistake("bad_frame", "That is an empty array.")
         for frame in came:
+            # As many acknowledgements may come as there is something to acknowledge.
+            free = isinstance(frame, frames.Ack) and self._ack(frame)
+            if not free and not self._rate.spend():
+                limit = f"At most {self._limits.frames_per_second:g} frames a second."
+                self._end(Close.TOO_FAST, "rate", limit)
+                return
             self._obey(frame)
 
     def _obey(self, frame: frames.ClientFrame) -> None:
         match frame:
-            case frames.Ack(sub, cursor):
-                self._ack(sub, cursor)
             case frames.Ping():
                 self._tell(frames.Pong())
             case frames.Subscribe():
@@ -116,15 +116,18 @@ class Session:
             case frames.Auth(token):
                 self._become(access.identify_token(token))
 
-    def _ack(self, sub: int, cursor: int) -> None:
-        subscription = self._subscriptions.get(sub)
+    def _ack(self, frame: frames.Ack) -> bool:
+        """Make room; tell whether there was something to acknowledge."""
+        subscription = self._subscriptions.get(frame.sub)
         if subscription is None:
-            return  # it ended while the acknowledgement was on its way
+            return False  # it ended while the acknowledgement was on its way
         try:
-            subscription.acked(cursor)
+            freed = subscription.acked(frame.cursor)
         except ValueError as error:
             self._mistake("bad_frame", str(error))
+            return False
         self._news.set()
+        return freed
 
     def _subscribe(self, frame: frames.Subscribe) -> None:
         sub = frame.sub
@@ -328,7 +331,7 @@ class _Pending:
     def next(self) -> None:
         return None
 
-    def acked(self, cursor: int) -> None:
+    def acked(self, cursor: int) -> bool:
         raise ValueError("Nothing was sent yet.")
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from ..core.frames import (
 from ..core.window import Window
 from .hub import Batch, Mask, Reader, hub_of_this_loop
 
+FRAME_RECORDS, FRAME_BYTES = WINDOW_RECORDS // 4, WINDOW_BYTES // 4
 READY_EVENTS = 100
 
 
@@ -39,8 +40,8 @@ class Subscription(Protocol):
     def next(self) -> ServerFrame | None:
         """Return the next frame, if there is one and room for it."""
 
-    def acked(self, cursor: int) -> None:
-        """Make room. `ValueError` for more than was sent."""
+    def acked(self, cursor: int) -> bool:
+        """Make room; tell whether it did. `ValueError` for more than was sent."""
 
     @property
     def full_since(self) -> float | None:
@@ -57,9 +58,10 @@ class _Windowed:
         self._window = Window(records=records, bytes=WINDOW_BYTES)
         self.full_since: float | None = None
 
-    def acked(self, cursor: int) -> None:
-        self._window.acked(cursor)
+    def acked(self, cursor: int) -> bool:
+        freed = self._window.acked(cursor)
         self._note()
+        return freed
 
     def _note(self) -> None:
         if not self._window.is_full:
@@ -105,7 +107,8 @@ class StreamSubscription(_Windowed):
         most, most_bytes = self._window.room
         if self._reader is None or not most:
             return None
-        taken = self._reader.take(most, most_bytes)
+        # In parts of the window: the next goes out while the last is being acknowledged.
+        taken = self._reader.take(min(most, FRAME_RECORDS), min(most_bytes, FRAME_BYTES))
         if taken is None:
             return None
         sub = self._frame.sub

@@ -16,7 +16,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from django.db import Error
 
@@ -45,6 +45,7 @@ RING_BYTES = 8_000_000
 PACE = 0.02
 """Seconds between two reads while records come: a burst reaches pages in few frames."""
 PAGE_SIZES = (128, 1_024)
+PAGES_AHEAD = 2
 SMALL_PAGE, LARGE_PAGE = 128_000, 1_000_000
 """Bytes: pages grow and shrink with the records that they hold."""
 
@@ -84,6 +85,13 @@ class Life:
             ring.discard_below(ring.first + 1)
         if items:
             self.head_tail = items[-1].tail
+
+
+class _Read(NamedTuple):
+    """A page from the database, and its records encoded."""
+
+    snapshot: paging.Snapshot[StoredRecord]
+    items: list[Item]
 
 
 class StreamTail:
@@ -164,9 +172,11 @@ class StreamTail:
         return None
 
     def prefetch(self, life: Life, cursor: int, only: Filter) -> None:
-        """Begin to read the page with `cursor` if it is neither here nor in the ring."""
-        if cursor < life.ring.first:
-            self.page_at(life, cursor, only, bool)
+        """Begin to read what a reader wants next, unless it is here or in the ring."""
+        ahead = 1 if only else PAGES_AHEAD
+        for wanted in range(cursor, cursor + ahead * self._page_size, self._page_size):
+            if wanted < life.ring.first:
+                self.page_at(life, wanted, only, bool)
 
     async def tail_before(self, life: Life, cursor: int) -> str:
         """Return what a token for `cursor` has to end with; empty when nothing can tell."""
@@ -226,7 +236,8 @@ class StreamTail:
         if life is None:
             self.life = await self._database(self._begin)
             return True, False
-        snapshot = await self._database(partial(self._read, life.head, Filter(), self._page_size))
+        read = partial(self._read, life.head, Filter(), self._page_size)
+        snapshot, items = await self._database(read)
         broken = verify(snapshot.place, life.token)
         if broken is not None:
             logger.warning("event=tail_broken stream=%s error=%s", self.name, broken)
@@ -235,9 +246,8 @@ class StreamTail:
             self.life = await self._database(self._begin)
             return True, False
         life.first = snapshot.place.first_position
-        if not snapshot.records:
+        if not items:
             return False, snapshot.pending and await self._database(self._relay)
-        items = make_items(snapshot.records)
         self._fit_page_size(items)
         life.add(items)
         return True, life.head < snapshot.place.write_cursor
@@ -258,9 +268,9 @@ class StreamTail:
         head_tail = token.tail if token else ""
         return Life(info.epoch, info.first_position, info.write_cursor, head_tail)
 
-    def _read(self, cursor: int, only: Filter, limit: int) -> paging.Snapshot[StoredRecord]:
-        """In a thread: read a page as it is stored."""
-        return paging.read_stored_page(
+    def _read(self, cursor: int, only: Filter, limit: int) -> _Read:
+        """In a thread: read a page as it is stored, and encode it."""
+        snapshot = paging.read_stored_page(
             self.using,
             self.name,
             cursor,
@@ -270,6 +280,7 @@ class StreamTail:
             key=only.key,
             with_pending=not only,
         )
+        return _Read(snapshot, make_items(snapshot.records))
 
     def _relay(self) -> bool:
         """In a thread: move what waits in the outbox; tell whether anything moved."""
@@ -280,9 +291,8 @@ class StreamTail:
     async def _read_page(self, name: PageName) -> LoadedPage:
         for attempt in itertools.count(1):
             try:
-                snapshot = await self._database(
-                    partial(self._read, name.start, name.only, name.size)
-                )
+                read = partial(self._read, name.start, name.only, name.size)
+                snapshot, items = await self._database(read)
                 break
             except Error as error:
                 logger.warning("event=page_failed stream=%s error=%r", self.name, str(error))
@@ -295,7 +305,6 @@ class StreamTail:
             return LoadedPage(
                 start=name.start, items=[], size=0, end=name.start, end_tail="", first=0, head=0
             )
-        items = make_items(snapshot.records)
         if not name.only:
             self._fit_page_size(items)
         return LoadedPage(

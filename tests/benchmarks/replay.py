@@ -31,15 +31,15 @@ def run(*, rounds: int, quick: bool, database: str = "postgres") -> dict[str, An
     """Measure. SQLite is measured alone and beside the ORM: psycopg isn't for it."""
     records = QUICK_RECORDS if quick else RECORDS
     with django_on(database, durable=not quick) as dsn:
-        stream_id = _fill(records)
+        stream_id = fill(records)
         readers: dict[str, Callable[[], Iterator[Any]]] = {OURS: _ours}
         if dsn:
             connection = psycopg.connect(dsn, autocommit=True)
-            readers["psycopg, decoded"] = _keyset(connection, stream_id, text=False)
-            readers["psycopg, text"] = _keyset(connection, stream_id, text=True)
+            readers["psycopg, decoded"] = keyset(connection, stream_id, text=False)
+            readers["psycopg, text"] = keyset(connection, stream_id, text=True)
         readers["ORM iterator"] = lambda: _orm(stream_id)
         figures = alternate(
-            {name: _timed(reader, records) for name, reader in readers.items()}, rounds
+            {name: timed(reader, records) for name, reader in readers.items()}, rounds
         )
         if dsn:
             connection.close()
@@ -52,7 +52,7 @@ def run(*, rounds: int, quick: bool, database: str = "postgres") -> dict[str, An
     }
 
 
-def _fill(records: int) -> int:
+def fill(records: int) -> int:
     from django.db import connection
 
     from echomq_app.models import Stream as Row
@@ -72,7 +72,7 @@ def _fill(records: int) -> int:
     return int(Row.objects.get(name=NAME).pk)
 
 
-def _timed(reader: Callable[[], Iterator[Any]], records: int) -> Callable[[], float]:
+def timed(reader: Callable[[], Iterator[Any]], records: int) -> Callable[[], float]:
     def rate() -> float:
         begun = time.perf_counter()
         read = sum(1 for _ in reader())
@@ -90,7 +90,7 @@ def _ours() -> Iterator[Any]:
     return Stream(NAME).replay()
 
 
-def _keyset(
+def keyset(
     connection: psycopg.Connection[Any], stream_id: int, *, text: bool
 ) -> Callable[[], Iterator[Any]]:
     """Plain pages. `text`: JSON isn't decoded, as for a reader that only passes it on."""

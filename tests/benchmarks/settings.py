@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import os
+
 from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES, VENDOR
+from tests.settings import CHANNEL_LAYERS, DATABASES, VENDOR
 
 if VENDOR == "sqlite":
     # In WAL mode only FULL waits for the disk at each commit, as PostgreSQL does.
@@ -14,3 +16,10 @@ if VENDOR == "sqlite":
         "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL"
     )
 DATABASES = {"default": DATABASES["default"]}
+
+if _url := os.environ.get("ECHOMQ_REDIS_URL"):
+    # What the peers of live pages use; see live_site.py.
+    CHANNEL_LAYERS["plain"] = {
+        "BACKEND": "channels_redis.core.RedisChannelLayer",
+        "CONFIG": {"hosts": [{"address": _url, "socket_timeout": None}]},
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from project.children import Child, ChildFailed
@@ -18,9 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 class AsgiServer:
     """An ASGI application under a real server process; see `private_asgi`."""
 
-    def __init__(self, application: str, server: str, env: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        application: str,
+        server: str,
+        env: Mapping[str, str],
+        folder: Path,
+        options: Sequence[str] = (),
+    ) -> None:
         self.application = application
         self.server = server
+        self.options = options
         self.env = dict(env)
         self.folder = folder
         self.port = 0
@@ -70,10 +78,13 @@ class AsgiServer:
 
     def _command(self, fd: int) -> list[str]:
         if self.server == "daphne":
-            return [sys.executable, "-m", "daphne", "--fd", str(fd), self.application]
+            return [
+                *(sys.executable, "-m", "daphne", "--fd", str(fd), *self.options),
+                self.application,
+            ]
         return [
             *(sys.executable, "-m", "uvicorn", self.application, "--fd", str(fd)),
-            *("--timeout-graceful-shutdown", "3"),
+            *("--timeout-graceful-shutdown", "3", *self.options),
         ]
 
 
@@ -83,14 +94,17 @@ def private_asgi(
     *,
     server: str = "uvicorn",
     env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[AsgiServer]:
     """Run `application` under `uvicorn` or `daphne` for the length of the block.
 
     `env` is the whole environment of the process (default: ours). In tests it is
-    the fixture `subprocess_env`, so that the server uses the test database.
+    the fixture `subprocess_env`, so that the server uses the test database. `options` are
+    more words of its command line.
     """
     with private_folder("emq-asgi-") as folder:
-        running = AsgiServer(application, server, os.environ if env is None else env, folder)
+        environment = os.environ if env is None else env
+        running = AsgiServer(application, server, environment, folder, options)
         try:
             yield running
         finally:
