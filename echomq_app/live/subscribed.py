@@ -100,7 +100,8 @@ class StreamSubscription(_Windowed):
             first=opened.first,
             head=opened.head,
             recovered=opened.recovered,
-            resume=opened.resume,
+            # Not of the head, while nobody has been told what lies before it.
+            resume=opened.resume if opened.recovered else None,
         )
 
     def next(self) -> Records | CursorExpired | None:
