@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, cast
 
@@ -19,7 +20,6 @@ from asgiref.sync import async_to_sync
 from django.utils.module_loading import import_string
 
 from ..conf import current
-from ..models.threads import in_database_thread
 from .identity import (
     NOBODY,
     Identity,
@@ -31,6 +31,7 @@ from .identity import (
 )
 from .logouts import on_logout
 from .origin import origin_allowed, request_of
+from .visits import in_shared_visit
 
 __all__ = [
     "NOBODY",
@@ -72,7 +73,7 @@ async def allowed(identity: Identity, action: str, target: str) -> bool:
         if iscoroutinefunction(rule):
             user = await identity.reload()
             return user is not None and bool(await rule(user, action, target))
-        answer = await in_database_thread(_decide, identity, action, target)
+        answer = await in_shared_visit(partial(_decide, identity, action, target))
         return bool(await answer) if isawaitable(answer) else answer
     except Exception:
         logger.exception(_FAILED, action, target, identity.user.pk)

@@ -20,9 +20,9 @@ from django.utils.crypto import constant_time_compare
 
 from ..conf import current, project_setting
 from ..exceptions import BadToken, InvalidArgument
-from ..models.threads import in_database_thread
 from .logouts import just_ended
 from .origin import is_ours, origin_allowed, request_of
+from .visits import in_shared_visit
 
 logger = logging.getLogger("echomq")
 
@@ -65,7 +65,7 @@ class Identity:
 
     async def reload(self) -> User | None:
         """Load the user anew, without cached permissions; `None` when no longer valid."""
-        return await in_database_thread(self.proof.load)
+        return await in_shared_visit(self.proof.load)
 
 
 async def identify(scope: Mapping[str, Any]) -> Identity:
@@ -82,7 +82,7 @@ async def identify(scope: Mapping[str, Any]) -> Identity:
         _log_foreign(request)
         return NOBODY
     proof = _Session(key)
-    user = await in_database_thread(proof.load)
+    user = await in_shared_visit(proof.load)
     return NOBODY if user is None else Identity(user=user, proof=proof)
 
 
@@ -107,7 +107,7 @@ def identity_of(request: HttpRequest) -> Identity:
 async def identify_token(token: str) -> Identity:
     """Say whose token this is; raise `BadToken` for one that isn't good, or no longer."""
     proof = _read_token(token)
-    return _identity(proof, await in_database_thread(proof.load))
+    return _identity(proof, await in_shared_visit(proof.load))
 
 
 def _read_token(token: str) -> _Token:
