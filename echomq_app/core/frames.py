@@ -218,6 +218,6 @@ def decode(text: str | bytes) -> list[ClientFrame]:
         frames = _decoder.decode(text)
     except msgspec.ValidationError as error:
         raise BadFrame(f"That is no frame: {error}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise BadFrame("That is no JSON.") from None
     return frames if isinstance(frames, list) else [frames]
