@@ -13,9 +13,10 @@ def test_room_is_what_is_not_on_its_way() -> None:
     window = Window(records=10, bytes=100)
     assert window.room == (10, 100)
     window.sent(4, records=4, bytes=30)
-    assert window.room == (6, 70) and not window.is_full
+    assert window.room == (6, 70)
     window.sent(10, records=6, bytes=10)
-    assert window.room == (0, 0) and window.is_full
+    assert window.room == (0, 0)
+    assert window.is_full
     assert not window.acked(3), "half a frame frees nothing"
     assert window.acked(4)
     assert window.room == (4, 90)
