@@ -58,6 +58,14 @@ test("each attempt asks for a token of its own", async (t) => {
   assert.deepEqual(s.socket.sent, [{ type: "auth", token: "T3" }]);
 });
 
+test("what stands behind a refused token in the same message counts for nothing", async (t) => {
+  const s = stage(t);
+  s.connect({ getToken: () => "T" });
+  await s.accept();
+  s.socket.say({ type: "error", code: "bad_token", message: "expired" }, WELCOME);
+  assert.deepEqual(s.states, ["connecting", "waiting"]);
+});
+
 test("a getToken that fails is tried again, and one that comes too late is not used", async (t) => {
   const s = stage(t);
   const late = gate();
@@ -265,6 +273,17 @@ test("asleep between ping and pong: asked once more, then given up", async (t) =
       await s.pass(10_000);
       assert.equal(LAST(s.states), answers ? "open" : "waiting");
     });
+  }
+});
+
+test("a second sleep in a row is no excuse", async (t) => {
+  const s = stage(t);
+  await s.open();
+  await s.pass(25_000);
+  for (const state of ["open", "waiting"]) {
+    s.sleep(3_600_000);
+    await s.pass(50);
+    assert.equal(LAST(s.states), state);
   }
 });
 

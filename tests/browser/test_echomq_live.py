@@ -358,6 +358,27 @@ async def test_reloaded_page_goes_on_where_its_handlers_were_done(open_page: Ope
     assert (await reached(page, "kept")).positions == [5, 6, 7]
 
 
+async def test_handler_that_throws_is_reported_to_the_window(open_page: Open) -> None:
+    page = await open_journal(open_page, "thrown")
+    await page.evaluate(
+        """() => {
+          window.thrown = [];
+          addEventListener("error", (event) => {
+            thrown.push(event.message);
+            event.preventDefault();
+          });
+          client.stream("thrown", {
+            from: "first",
+            onRecord: ({ position }) => { throw new Error(`at ${position}`) },
+          });
+        }"""
+    )
+    await Stream("thrown").aappend_many([{"data": n} for n in range(2)])
+    await page.wait_for_function("() => thrown.length === 2")
+    assert await page.evaluate("thrown") == ["Uncaught Error: at 0", "Uncaught Error: at 1"]
+    assert (await reached(page, "thrown")).positions == [0, 1]
+
+
 async def test_page_of_nobody_is_told_and_tries_no_more(open_page: Open) -> None:
     page = await open_page("journal", "private", prepare=lambda page: page.context.clear_cookies())
     await wait_until_async(lambda: _errors(page), 60, "the page is told")

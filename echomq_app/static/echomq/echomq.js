@@ -1,6 +1,6 @@
 /**
  * EchoMQ in a page: streams that resume where they broke off, and events, over one websocket.
- * How to use it: docs/javascript.md. What goes over the wire: docs/protocol.md.
+ * See docs/javascript.md, and docs/protocol.md for what goes over the wire.
  *
  * A Link keeps a socket alive, a Reader keeps one subscription's place and calls the page, the
  * Client joins them. One file on purpose: without a build, parts would be imported past the
@@ -87,7 +87,7 @@ class Link {
     const { signal } = this.#listening;
     const listen = (target, type, f) => target?.addEventListener?.(type, f, { signal });
     listen(globalThis, "online", () => this.state !== "paused" && this.#wake());
-    // An open socket would keep the page out of the back/forward cache.
+    // An open socket keeps a page out of the back/forward cache.
     listen(globalThis, "pagehide", () => this.#pause());
     listen(globalThis, "pageshow", ({ persisted }) => persisted && this.#wake());
     listen(globalThis.document, "visibilitychange", () => this.#look());
@@ -129,7 +129,7 @@ class Link {
     } catch (error) {
       return this.close({ code: 0, reason: String(error) }); // the page may not open it, ever
     }
-    // The second answers `auth`: who subscribes before it may be nobody, and denied.
+    // The second answers `auth`: before it we are nobody, and may be denied.
     this.#welcomes = token ? 2 : 1;
     socket.onopen = current(() => {
       if (token) socket.send(JSON.stringify({ type: "auth", token }));
@@ -276,7 +276,6 @@ class Reader {
   }
 
   start() {
-    clearTimeout(this.#timer);
     this.#startedAt = Date.now();
     this.sub = this.wire.subscribe(this);
   }
@@ -326,7 +325,6 @@ class Reader {
   receive(frame, size) {
     if (frame.type !== "error") return this[`on_${frame.type}`]?.(frame, size);
     const { code, message } = frame;
-    if (code === "unknown_sub") return;
     if (!RETRIED.has(code)) return this.end({ code, message });
     call(this.handlers.onError, { code, message, final: false });
     if (!this.ended) this.retry();
@@ -543,8 +541,9 @@ class Client {
       frame: (frame, size) => {
         const reader = this.#bySub.get(frame.sub);
         if (frame.type === "error") {
-          this.#bySub.delete(frame.sub); // it has ended over there
-          if (frame.sub === undefined) call(onError, frame);
+          this.#bySub.delete(frame.sub);
+          // It may have ended there while we unsubscribed.
+          if (frame.sub === undefined && frame.code !== "unknown_sub") call(onError, frame);
         }
         reader?.receive(frame, size);
       },
@@ -571,7 +570,7 @@ class Client {
     return this.#add(new EventsReader(this.#wire, queue, options), queue);
   }
 
-  /** Tell a listener the state, now and at each change. Returns how to stop that. */
+  /** Tell the state, now and at each change. Returns how to stop it. */
   onState(listener) {
     this.#listeners.add(listener);
     call(listener, ...this.#now);
@@ -628,7 +627,7 @@ class Client {
   }
 }
 
-/** Follow streams and events at `url`. Connects by itself, now and whenever it has to. */
+/** Connect, now and whenever it has to be. */
 export function connect(url = "/ws/echomq/", options = {}) {
   return new Client(url, options);
 }
