@@ -220,6 +220,21 @@ class TestTrimUnderAHeldSnapshot:
         assert seen < 100
         assert trimmed.append({}).position == 20_002
 
+    def test_an_emptied_stream_has_its_head_at_once(self) -> None:
+        """Nothing is left at the end to be found first: the bound alone ends the look-up."""
+        append = "SELECT * FROM echomq_append_v1(%s, %s)"
+        record = '[{"data": 1}]'
+        stream = filled(20_000)
+        blocks(append, ["other", record])  # what is loaded once has been loaded
+        with session() as holder:
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            holder.execute("SELECT count(*) FROM echomq_record")
+            stream.trim(max_records=0)
+            page, seen = read_counting_blocks(stream)
+            assert (page.cursor, page.records) == (20_000, []) and seen < 60
+            assert blocks(append, ["orders", record], times=1) < 60
+            assert stream.append({}).position == 20_001
+
     def test_the_holder_reads_on_in_its_own_time(self) -> None:
         stream = filled(10)
         with session() as holder:
@@ -231,10 +246,10 @@ class TestTrimUnderAHeldSnapshot:
         assert stream.append({}).position == 10
 
 
-def blocks(sql: str, parameters: list[Any] | None = None) -> int:
-    """Return how many pages of the database a statement looks at."""
+def blocks(sql: str, parameters: list[Any] | None = None, *, times: int = 2) -> int:
+    """Return how many pages of the database a statement looks at, the last time."""
     with connection.cursor() as cursor:
-        for _ in range(2):  # the first also loads the catalogue
+        for _ in range(times):  # the first also loads the catalogue
             cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
             (plan,) = cursor.fetchone()
     plan = json.loads(plan) if isinstance(plan, str) else plan
