@@ -11,6 +11,7 @@ from playwright.async_api import expect
 
 from project.seismic.quakes import TOTAL, week
 from tests.browser.conftest import OpenPage, Site
+from tests.browser.rough_proxy import rough_proxy
 from tests.browser.seismic import Seismic
 from tests.servers import private_asgi
 
@@ -78,6 +79,32 @@ async def test_server_killed_and_started_again_leaves_no_hole(
         await expect(page.story).to_contain_text("the log lost nothing")
         feed = await page.feed()
         assert feed.lost == len(feed.missing) >= 100
+
+
+async def test_line_that_went_dead_without_a_word_is_noticed_and_leaves_no_hole(
+    fresh: Seismic, site: Site, open_page: OpenPage
+) -> None:
+    """A laptop that woke up in another network: both ends believe that they are connected."""
+    async with rough_proxy(site.server.port) as proxy:
+        page = await open_page(f"http://127.0.0.1:{proxy.port}/", may_lose_server=True)
+        await page.page.clock.install()
+        await page.page.reload()
+        await page.connected()
+        await fresh.start()
+        await page.at_least("log-came", 100)
+        proxy.swallow()
+        await fresh.finished()
+        away_from = await page.count("log-came")
+        assert away_from < TOTAL
+        await expect(page.page.locator("#connection")).to_have_attribute("data-state", "open")
+        await page.page.clock.fast_forward(15_000)  # the silence after which a line is dead
+        await expect(page.figure("log-came")).to_have_text("1,707")
+        assert await page.rows("log-list") == ALL
+        await expect(page.story).to_contain_text("The connection broke at position")
+        await expect(page.story).to_contain_text("the log lost nothing")
+        # Of the other connections, which brought the page, each is found dead in its turn.
+        await expect(page.state).to_have_attribute("data-state", "completed", timeout=120_000)
+        await page.page.close()  # before its line goes
 
 
 async def test_cancel_from_the_page_stops_the_job_and_everybody_sees_why(

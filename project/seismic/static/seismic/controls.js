@@ -5,6 +5,8 @@ import { count, plural } from "./format.js";
 const ACTIVE = new Set(["ready", "scheduled", "running"]);
 const WATCHING = 1000; // between two looks at a job that goes on
 const IDLE = 3000;
+/** After this silence a request is given up: a line may be dead without a word. */
+const PATIENCE = 5_000;
 const SLIDER_TOP = 100;
 
 /** The slider is logarithmic: from the slowest to the fastest in even ratios. */
@@ -62,7 +64,10 @@ export class Controls {
   async look() {
     clearTimeout(this.#timer);
     try {
-      const response = await fetch(this.#page.dataset.status, { cache: "no-store" });
+      const response = await fetch(this.#page.dataset.status, {
+        cache: "no-store",
+        signal: AbortSignal.timeout(PATIENCE),
+      });
       if (response.ok) this.#show((await response.json()).job);
     } catch {
       // The server is away. The connection's state says so; the next look is soon.
@@ -144,9 +149,11 @@ export class Controls {
           "X-CSRFToken": form.elements.csrfmiddlewaretoken.value,
         },
         body: JSON.stringify(body),
+        signal: AbortSignal.timeout(PATIENCE),
       });
     } catch {
-      throw new Error("The server can't be reached. Nothing was done; try again.");
+      // It may have been done, and the answer lost.
+      throw new Error("The server doesn't answer. See how the job stands before you try again.");
     }
     const isJson = response.headers.get("Content-Type")?.startsWith("application/json");
     const answer = isJson ? await response.json() : {};
