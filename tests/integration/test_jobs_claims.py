@@ -168,6 +168,19 @@ class TestFloor:
         assert take(2) == [urgent, ids[5]]
         assert take(5) == [ids[4]]  # came up short: looks from the front at once
 
+    def test_takes_no_job_that_somebody_asked_to_cancel(self, worker: Worker) -> None:
+        claims = Claims(USING, clock=lambda: 1000.0)
+
+        def take(limit: int) -> list[str]:
+            return ids_of(
+                claims.take("default", worker_id=worker.pk, worker_name="w1", limit=limit)
+            )
+
+        ids = enqueue(4)
+        assert take(1) == ids[:1]
+        CancelRequest.objects.create(job_id=ids[1], requested_at=timezone.now())
+        assert take(2) == ids[2:]
+
     def test_short_claim_goes_on_with_lower_priorities(self, worker: Worker) -> None:
         claims = Claims(USING)
         high = enqueue(2, priority=1)
