@@ -16,7 +16,10 @@ class EchoMQConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401  (registers them)
+        from .layers.consumers import install_default_handlers
         from .models import sql
+
+        install_default_handlers()
 
         pre_migrate.connect(sql.before_migrate, sender=self, dispatch_uid="echomq.sql")
         post_migrate.connect(sql.after_migrate, sender=self, dispatch_uid="echomq.sql")

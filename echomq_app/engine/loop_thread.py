@@ -104,7 +104,7 @@ class LoopThread:
         self._closed = False
         if selector is not None:
             _hollow_out(selector)
-            _bury([loop, *belongings])
+            bury([loop, *belongings])
 
     def _ensure_loop(self) -> asyncio.AbstractEventLoop | None:
         with self._lock:
@@ -167,7 +167,7 @@ def _finish(loop: asyncio.AbstractEventLoop, on_stop: Callable[[], Awaitable[obj
         loop.close()
 
 
-def _bury(remains: list[object]) -> None:
+def bury(remains: list[object]) -> None:
     """Keep objects of the parent from being finalised, also at the interpreter's end.
 
     There, pending tasks are reported on stderr and suspended coroutines run their

@@ -22,7 +22,7 @@ import asyncio
 import inspect
 import logging
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from channels.layers import channel_layers
@@ -39,16 +39,30 @@ _RECONNECT_CAP = 0.5
 class OwnLayer:
     """A fresh instance for the running loop. Close it there."""
 
-    def __init__(self, alias: str, on_reconnect: Callable[[], object] | None = None) -> None:
-        """Make it; with `on_reconnect`, for receiving, and called when the link came back."""
+    def __init__(
+        self,
+        layer: str | Mapping[str, Any],
+        on_reconnect: Callable[[], object] | None = None,
+    ) -> None:
+        """Make it from an alias of CHANNEL_LAYERS, or from an entry like those there.
+
+        With `on_reconnect`, for receiving, and called when the link came back.
+        """
         self.broken = ""  # why, once the link can't be trusted any more
         self._on_reconnect = on_reconnect
         self._sharded = False
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._family = _family(import_string(channel_layers.configs[alias]["BACKEND"]))
+        settings = channel_layers.configs[layer] if isinstance(layer, str) else layer
+        self._backend = import_string(settings["BACKEND"])
+        self._family = _family(self._backend)
         self.receiver: asyncio.Task[None] | None = None
         self.prober: asyncio.Task[Any] | None = None
-        self.layer: Any = self._make(alias)
+        self.layer: Any = self._make(dict(settings.get("CONFIG") or {}))
+
+    @property
+    def is_core(self) -> bool:
+        """Whether it is channels-redis's layer of lists, not of pub/sub."""
+        return self._family == _CORE
 
     @property
     def leaves_by_closing(self) -> bool:
@@ -85,16 +99,15 @@ class OwnLayer:
         elif not self._family and callable(close := getattr(self.layer, "close", None)):
             await close()
 
-    def _make(self, alias: str) -> Any:
+    def _make(self, config: dict[str, Any]) -> Any:
         if not self._family:
-            return channel_layers.make_backend(alias)
+            return self._backend(**config)
         from channels_redis.utils import decode_hosts
 
-        config = dict(channel_layers.configs[alias].get("CONFIG", {}))
         hosts = decode_hosts(config.get("hosts"))
         self._sharded = len(hosts) > 1
         config["hosts"] = [self._fit(host) for host in hosts]
-        return import_string(channel_layers.configs[alias]["BACKEND"])(**config)
+        return self._backend(**config)
 
     def _fit(self, host: dict[str, Any]) -> dict[str, Any]:
         from redis.asyncio.retry import Retry

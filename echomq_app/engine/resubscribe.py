@@ -37,6 +37,8 @@ logger = logging.getLogger("echomq")
 
 PROBE = "echomq.probe"
 WAKE = "echomq.wake"
+MISSED = "echo.cursor_expired"
+"""What an EchoChannelLayer sends where messages are missing."""
 BACKOFF_BASE = 0.02
 BACKOFF_CAP = 0.5
 CLOSING_TIMEOUT = 0.5
@@ -258,6 +260,8 @@ class GroupListener:
                 if message.get("group") == self._probe_group:
                     self._answered = message["number"]
                     self._bell.set()
+            elif message.get("type") == MISSED:
+                self._switchboard.gap("lost")
             elif self._held is None:
                 self._deliver(message)
             elif len(self._held) < HOLD_LIMIT:

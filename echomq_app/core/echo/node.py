@@ -101,10 +101,10 @@ class EchoNode:
             producer.flush()
         return self._pump(list(self.peers), now)
 
-    def addresses(self, control: str, data: str, now: float) -> list[Effect]:
+    def addresses(self, control: str, data: str, now: float, wall: float = 0.0) -> list[Effect]:
         """Hear where this node can be reached from now on, and tell everybody."""
         self.control, self.data = control, data
-        return self.announce(now)
+        return self.announce(now, wall)
 
     def announce(self, now: float, wall: float = 0.0) -> list[Effect]:
         """Say hello to all."""

@@ -1,0 +1,414 @@
+"""A node at work: the protocol of `core.echo`, driven from the engine's loop.
+
+Writing happens in the caller's thread, under a lock that is held for microseconds:
+into the ring, and into the channels of this process. Everything else (links, timers,
+batches, acks) lives on the engine's loop, so a caller never waits for it, and neither
+does anybody wait for a caller's loop.
+
+A process has one station per configuration, whatever number of layer objects there are.
+A fork gets a new life of its own: another boot, an empty ring, no channels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from .. import engine
+from ..core.echo import frames
+from ..core.echo.effects import Broadcast, Deliver, Effect, Happened, Notify, Send, SendBatch
+from ..core.echo.node import QUIET_BEATS, EchoNode
+from ..exceptions import EngineStopped
+from .clock import PatientClock
+from .line import Line, LineDown
+from .local import LocalChannels
+from .options import LayerOptions
+from .reports import Reports
+
+logger = logging.getLogger("echomq")
+
+HELLO_GROUP = "emq.echo.hello"
+JOIN_GRACE = 0.1
+"""Seconds after our own hello came back in which the others' answers come."""
+LOG_INTERVAL = 10.0
+
+
+class Station:
+    """One node of this process. All public methods are safe from any thread."""
+
+    lock: threading.RLock
+    local: LocalChannels
+    node: EchoNode
+    _joined: concurrent.futures.Future[None]
+    _loop: asyncio.AbstractEventLoop | None
+
+    def __init__(self, options: LayerOptions) -> None:
+        self.options = options
+        self._transport = options.transport_settings()
+        self._interval = min(0.1, options.retry_interval / 2, options.heartbeat_interval / 4)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a life: at the start, and in the child after a fork."""
+        options = self.options
+        name = options.node_name()
+        self.lock = threading.RLock()
+        self.local = LocalChannels(name, options.capacity or options.buffer_size, self.lock)
+        self.clock = PatientClock(self._interval)
+        self.node = EchoNode(name, secrets.token_hex(8), options.rules(), self.clock.now())
+        self._reports = Reports(options, name)
+        self._loop = None
+        self._running: concurrent.futures.Future[None] | None = None
+        self._run_task: asyncio.Task[Any] | None = None
+        self._joined = concurrent.futures.Future()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._control: Line | None = None
+        self._data: Line | None = None
+        self._flush_waits = self._hurries = False
+        self._unflushed = 0
+        self._flushed_at = self._reset_at = float("-inf")
+        self._encoded: tuple[frames.Batch, bytes] | None = None
+        self._refused_at = float("-inf")
+        self._receives: dict[str, asyncio.Task[dict[str, Any]]] = {}
+
+    @property
+    def has_transport(self) -> bool:
+        """Whether messages leave the process."""
+        return self._transport is not None
+
+    def belongings(self) -> list[object]:
+        """Return what must not be finalised in a forked child: it is the parent's."""
+        return [
+            self._loop,
+            self._running,
+            self._run_task,
+            self._tasks,
+            self._control,
+            self._data,
+            self._receives,
+        ]
+
+    # From any thread.
+
+    def publish(self, group: str, payload: bytes, index: int) -> None:
+        """Write a message: to the channels here at once, to the other nodes soon."""
+        record = (group, payload)
+        if self._transport is None:
+            self.local.deliver((record,))
+            return
+        with self.lock:
+            self.node.write(index, record, self.clock.now())
+            self.local.deliver((record,))
+            self._unflushed += 1
+            if self._flush_waits and (self._hurries or self._unflushed < self.options.max_batch):
+                return
+            hurries = self._hurries = self._flush_waits  # a whole frame waits already
+            self._flush_waits = True
+        self._call(self._flush if hurries else self._plan_flush)
+
+    def start(self) -> None:
+        """Connect, if that isn't done yet. Doesn't wait."""
+        if self._transport is None or self._running is not None:
+            return
+        with self.lock:
+            if self._running is None:
+                self._running = engine.submit(self._run)
+                self._running.add_done_callback(self._ended)
+
+    async def joined(self) -> None:
+        """Wait until the other nodes know us, at most `call_timeout`, once per process."""
+        if self._transport is None or self._joined.done():
+            return
+        self.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.options.call_timeout):
+                await asyncio.shield(asyncio.wrap_future(self._joined))
+
+    async def on_engine(self, make: Any) -> Any:
+        """Run a coroutine on the engine's loop and return its result."""
+        self.start()
+        return await asyncio.wrap_future(engine.submit(make))
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until every node has all that was written, at most `timeout` seconds."""
+        return self._wait_for(lambda: self._drain(timeout), timeout)
+
+    def leave(self, timeout: float) -> None:
+        """Drain, say goodbye and disconnect. What comes after begins another life."""
+        if self._running is not None:
+            self._wait_for(lambda: self._leave(timeout), timeout + 1.0)
+            self.begin()
+
+    def _wait_for(self, make: Any, timeout: float) -> bool:
+        if self._transport is None:
+            return True
+        self.start()
+        future = engine.submit(make)
+        try:
+            return bool(future.result(timeout + 0.5))
+        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError, EngineStopped):
+            future.cancel()
+            return False
+
+    def _call(self, function: Any) -> None:
+        """Run `function()` on the engine's loop, which starts if need be."""
+        loop = self._loop
+        if loop is None:
+            self.start()  # It flushes when it has started.
+            return
+        with contextlib.suppress(RuntimeError):  # It has just been closed.
+            loop.call_soon_threadsafe(function)
+
+    def _ended(self, future: concurrent.futures.Future[None]) -> None:
+        with self.lock:
+            if self._running is future:
+                self._running = self._loop = None
+                self._flush_waits = self._hurries = False
+        error = None if future.cancelled() else future.exception()
+        if error is not None and not isinstance(error, EngineStopped):
+            logger.error("event=layer_failed error=%r", error)
+
+    # On the engine's loop.
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._run_task = asyncio.current_task()
+        transport = self._transport or {}
+        timeout = self.options.call_timeout
+        control = Line(transport, timeout=timeout, take=self._take, on_link=self._on_link)
+        data = Line(transport, timeout=timeout, take=self._take, on_link=self._on_link)
+        with self.lock:
+            self._control, self._data, self._loop = control, data, loop
+            self.clock.tick()
+        loop.call_later(timeout, self._set_joined)
+        parts = [self._spawn(part) for part in (control.run(), data.run(), self._keep_time())]
+        self._flush()
+        try:
+            await asyncio.gather(*parts)  # for ever; cancelled, it cancels them
+        finally:
+            rest = [task for task in self._tasks if task not in parts]
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*parts, *rest, return_exceptions=True)
+            self._receives.clear()
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            now = self.clock.tick()
+            if self._control is not None and not self._control.address:
+                continue
+            with self.lock:
+                effects = self.node.tick(now, time.time())
+                fill = self.node.fill()
+            self._perform(effects)
+            self._reports.fill(fill, now)
+            self._reset_if_deaf(now)
+
+    def _reset_if_deaf(self, now: float) -> None:
+        """Make new links when nothing comes back, though sending seems to work."""
+        patience = QUIET_BEATS * self.options.heartbeat_interval + self.options.call_timeout
+        heard = self.node.echo_at if self.node.echo_at is not None else float("-inf")
+        if now - max(heard, self._reset_at) < patience:
+            return
+        first, self._reset_at = self._reset_at == float("-inf"), now
+        if first and self.node.echo_at is None:
+            return  # It has only just begun.
+        logger.warning("event=transport_deaf seconds=%.1f", now - heard)
+        for line in (self._control, self._data):
+            if line is not None:
+                line.reset()
+
+    def _on_link(self) -> None:
+        """Say where we are: at the start, and when the transport may have forgotten us."""
+        if self._control is None or self._data is None:
+            return
+        if self._control.address and self._data.address:
+            with self.lock:
+                effects = self.node.addresses(
+                    self._control.address, self._data.address, self.clock.now(), time.time()
+                )
+            self._perform(effects)
+
+    def _plan_flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = self._flushed_at + self.options.batch_interval
+        if loop.time() >= due:
+            self._flush()
+        else:
+            loop.call_at(due, self._flush)
+
+    def _flush(self) -> None:
+        with self.lock:
+            self._flush_waits = self._hurries = False
+            count, self._unflushed = self._unflushed, 0
+            effects = self.node.flush(self.clock.now())
+        if count:
+            self._flushed_at = asyncio.get_running_loop().time()
+            self._reports.flushed(count, effects)
+        self._perform(effects)
+
+    def _take(self, wire: bytes) -> None:
+        try:
+            frame = frames.decode(wire)
+        except frames.FrameRefused as error:
+            self._refuse(error)
+            return
+        if isinstance(frame, frames.Direct):
+            with contextlib.suppress(Exception):  # full: at most once, by contract
+                self.local.put(frame.channel, frame.message)
+            return
+        with self.lock:
+            effects = self.node.on_frame(frame, self.clock.now(), time.time())
+        if frame.boot == self.node.boot and not self._joined.done():
+            asyncio.get_running_loop().call_later(JOIN_GRACE, self._set_joined)
+        self._perform(effects)
+
+    def _refuse(self, error: frames.FrameRefused) -> None:
+        now = time.monotonic()
+        if now - self._refused_at >= LOG_INTERVAL:
+            self._refused_at = now
+            logger.warning("event=frame_refused reason=%s", error)
+
+    def _set_joined(self) -> None:
+        if not self._joined.done():
+            self._joined.set_result(None)
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver(records):
+                    self.local.deliver(records)
+                    self._reports.delivered(len(records))
+                case Notify(notice):
+                    self.local.notify(notice.node, notice.missed)
+                    self._reports.notice(notice)
+                case Happened(what, details):
+                    self._reports.happened(what, details)
+                case Send(address, frame):
+                    self._spawn(self._send(address, frames.encode(frame)))
+                case SendBatch():
+                    self._spawn(self._send_batch(effect, self._encode(effect.frame)))
+                case Broadcast(hello):
+                    self._spawn(self._broadcast(frames.encode(hello)))
+
+    def _encode(self, batch: frames.Batch) -> bytes:
+        """Encode a batch, once for all nodes that get the same."""
+        last = self._encoded
+        if last is None or (last[0].index, last[0].base, len(last[0].records)) != (
+            batch.index,
+            batch.base,
+            len(batch.records),
+        ):
+            last = self._encoded = (batch, frames.encode(batch))
+        return last[1]
+
+    async def _broadcast(self, wire: bytes) -> None:
+        """Say hello to all. Joining the group again makes up for a broker that forgot it."""
+        try:
+            if self._control is not None:
+                await self._control.join(HELLO_GROUP)
+                await self._control.send_to_group(HELLO_GROUP, wire)
+        except Exception as error:  # noqa: BLE001  (the next heartbeat tries again)
+            logger.debug("event=hello_failed error=%r", error)
+
+    async def _send(self, address: str, wire: bytes) -> None:
+        try:
+            if self._control is not None:
+                await self._control.send(address, wire)
+        except Exception as error:  # noqa: BLE001  (only acks count)
+            logger.debug("event=send_failed address=%s error=%r", address, error)
+
+    async def _send_batch(self, effect: SendBatch, wire: bytes) -> None:
+        try:
+            if self._data is None:
+                raise LineDown
+            await self._data.send(effect.address, wire)
+        except Exception as error:  # noqa: BLE001
+            reason = f"{type(error).__name__}: {error}"
+            with self.lock:
+                effects = self.node.send_failed(
+                    effect.boot, effect.frame.index, reason, self.clock.now()
+                )
+            self._perform(effects)
+
+    async def _drain(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self._joined.done() and self._loop is not None:
+                self._flush()
+                with self.lock:
+                    if self.node.drained():
+                        return True
+            await asyncio.sleep(0.01)
+        return False
+
+    async def _leave(self, timeout: float) -> bool:
+        with self.lock:
+            wrote = any(producer.ring.write_cursor for producer in self.node.producers)
+        done = not wrote or await self._drain(timeout)
+        with self.lock:
+            farewells = self.node.bye()
+        sends = [
+            self._send(effect.address, frames.encode(effect.frame))
+            for effect in farewells
+            if isinstance(effect, Send)
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.gather(*sends)
+        if self._run_task is not None:
+            self._run_task.cancel()
+            await asyncio.wait([self._run_task], timeout=1.0)
+        return done
+
+    # Plain sends, which pass through.
+
+    async def send_to_node(self, boot: str, channel: str, payload: bytes) -> None:
+        """Send to a channel of another node: at most once. Unknown node: nobody's channel."""
+        with self.lock:
+            peer = self.node.peers.get(boot)
+        if peer is None or self._control is None:
+            return
+        direct = frames.Direct(boot=self.node.boot, channel=channel, message=payload)
+        await self._control.send(peer.control, frames.encode(direct))
+
+    async def send_through(self, channel: str, message: dict[str, Any]) -> None:
+        """Send to a channel that isn't a node's own, as the transport does."""
+        await (await self._user_layer()).send(channel, message)
+
+    async def receive_through(self, channel: str) -> dict[str, Any]:
+        """Receive from such a channel. Cancelled, the receive goes on for the next caller."""
+        layer = await self._user_layer()
+        task = self._receives.get(channel)
+        if task is None:
+            task = self._receives[channel] = self._spawn(layer.receive(channel))
+        message = await asyncio.shield(task)
+        if self._receives.get(channel) is task:
+            del self._receives[channel]
+        return message
+
+    async def _user_layer(self) -> Any:
+        deadline = time.monotonic() + self.options.call_timeout
+        while True:
+            try:
+                if self._data is None:
+                    raise LineDown
+                return self._data.layer
+            except LineDown:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
