@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Hashable
+from functools import partial
 from typing import Any, Protocol
 
 from ..core import frames
@@ -139,7 +141,7 @@ class Session:
         else:
             self._subscriptions[sub] = _Pending()
             task = self._opening[sub] = asyncio.create_task(self._open(frame))
-            task.add_done_callback(lambda _: self._opening.pop(sub, None))
+            task.add_done_callback(partial(self._opened, sub))
 
     async def _open(self, frame: frames.Subscribe) -> None:
         sub = frame.sub
@@ -160,6 +162,10 @@ class Session:
             self._lose(sub, "bad_name", str(error))
         except Exception as error:  # noqa: BLE001  (one subscription fails, the socket goes on)
             self._fail(sub, error)
+
+    def _opened(self, sub: int, task: asyncio.Task[None]) -> None:
+        if self._opening.get(sub) is task:  # the number may be another's by now
+            del self._opening[sub]
 
     def _become(self, who: Coroutine[Any, Any, Identity]) -> None:
         before = self._identity
@@ -198,15 +204,31 @@ class Session:
             if not at_once:
                 await access.until_recheck(identity)
             at_once = False
-            if not await identity.still_valid():
+            user = await identity.reload()
+            if user is None:
                 over = "The session or the token is over: log in, or get a new token."
                 self._end(Close.UNAUTHENTICATED, "unauthenticated", over)
                 return
+            identity = dataclasses.replace(identity, user=user)
             for sub, subscription in list(self._subscriptions.items()):
-                if isinstance(subscription, _Pending):
-                    continue
-                if not await self._socket.may(identity, subscription.action, subscription.target):
-                    self._refuse(sub, subscription, identity)
+                if not isinstance(subscription, _Pending):
+                    await self._ask_again(identity, sub, subscription)
+
+    async def _ask_again(self, identity: Identity, sub: int, subscription: Subscription) -> None:
+        may = await self._socket.may(identity, subscription.action, subscription.target)
+        same = may and subscription.mask_key == await self._mask_key(identity, subscription)
+        if self._subscriptions.get(sub) is not subscription:
+            return  # it ended meanwhile, and the number may be another's
+        if not may:
+            self._refuse(sub, subscription, identity)
+        elif not same:
+            self._lose(sub, "failed", "This user sees something else now; subscribe again.")
+
+    async def _mask_key(self, identity: Identity, subscription: Subscription) -> Hashable:
+        if subscription.action != "stream.read":
+            return None
+        mask = await self._socket.mask_for(identity, subscription.target)
+        return None if mask is None else mask.key
 
     async def _expect_login(self) -> None:
         await asyncio.sleep(self._limits.login_timeout)
@@ -323,6 +345,7 @@ class _Pending:
     """A subscription that is not open yet."""
 
     action = target = ""
+    mask_key: Hashable = None
     full_since: float | None = None
 
     async def open(self) -> frames.Subscribed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from .. import events
@@ -34,6 +34,10 @@ class Subscription(Protocol):
     action: str
     target: str
 
+    @property
+    def mask_key(self) -> Hashable:
+        """The key of the mask that was in force when it began."""
+
     async def open(self) -> Subscribed:
         """Begin; return what the client is told."""
 
@@ -53,6 +57,8 @@ class Subscription(Protocol):
 
 class _Windowed:
     """Sends no more than a window of what is unacknowledged."""
+
+    mask_key: Hashable = None
 
     def __init__(self, records: int) -> None:
         self._window = Window(records=records, bytes=WINDOW_BYTES)
@@ -76,6 +82,7 @@ class StreamSubscription(_Windowed):
     def __init__(self, frame: Subscribe, mask: Mask | None, wake: Callable[[], object]) -> None:
         super().__init__(WINDOW_RECORDS)
         self.action, self.target = "stream.read", frame.stream or ""
+        self.mask_key = None if mask is None else mask.key
         self._frame = frame
         self._mask = mask
         self._wake = wake
@@ -154,12 +161,14 @@ class EventSubscription(_Windowed):
         self._may_hear = asyncio.Event()
         self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._number = 0
+        self._is_open = False
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> Subscribed:
         self._task = asyncio.create_task(self._hear())
         self._task.add_done_callback(self._ended)
         await self._joined
+        self._is_open = True
         return Subscribed(sub=self._sub)
 
     async def _hear(self) -> None:
@@ -181,7 +190,7 @@ class EventSubscription(_Windowed):
     def next(self) -> Event | Gap | None:
         if self._task is not None and self._task.done() and not self._task.cancelled():
             self._task.result()
-        if not self._ready or self._window.is_full:
+        if not self._is_open or not self._ready or self._window.is_full:
             return None
         item = self._ready.popleft()
         self._may_hear.set()

@@ -19,6 +19,8 @@ import time
 from functools import partial
 from typing import Any
 
+from redis import Redis
+
 from tests.servers import private_asgi, private_redis
 from tests.wait import wait_until_async
 
@@ -78,6 +80,8 @@ def _ours(clients: Sockets, records: int) -> float:
 
 
 def _plain(clients: Sockets, url: str, records: int) -> float:
+    with Redis.from_url(url) as redis:
+        redis.flushdb()  # what lies there for sockets of the round before is never taken
     opened = clients.ask(subscribe=None)
     clients.begin(expect=records)
     began = time.monotonic()
@@ -87,15 +91,15 @@ def _plain(clients: Sockets, url: str, records: int) -> float:
 
 async def _send(url: str, records: int, clients: int) -> None:
     from channels_redis.core import RedisChannelLayer
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis as AsyncRedis
 
     layer = RedisChannelLayer(hosts=[{"address": url, "socket_timeout": None}])
-    async with Redis.from_url(url) as redis:
+    async with AsyncRedis.from_url(url) as redis:
         for number in range(records):
             record = {**DATA, "n": number, "position": number, "type": "record"}
             await layer.group_send("plain", {"type": "record", "record": record})
             if number % IN_FLIGHT == IN_FLIGHT - 1:
-                await wait_until_async(partial(_is_drained, redis), poll=0.002)
+                await wait_until_async(partial(_is_drained, redis), timeout=60, poll=0.002)
     await layer.close_pools()
 
 
