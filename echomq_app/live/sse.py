@@ -97,9 +97,7 @@ async def _admit(scope: Mapping[str, Any], name: str) -> tuple[access.Identity, 
     except BadToken as error:
         raise answers.bad_token(error) from None
     except DatabaseError as error:
-        logger.warning("event=identify_failed error=%r", str(error).strip())
-        message = "The database is away. Try again soon."
-        raise refused(503, "failed", message, Retry_After="5") from None
+        raise refused(503, *_away(error), Retry_After="5") from None
     if not await access.allowed(identity, "stream.read", name):
         raise answers.forbidden(identity, name)
     return identity, question
@@ -201,10 +199,20 @@ class _Seen(msgspec.Struct):
 async def _until_forbidden(identity: access.Identity, name: str) -> Reason:
     while True:
         await access.until_recheck(identity)
-        if not await access.allowed(identity, "stream.read", name):
-            if not await identity.still_valid():
-                return "unauthenticated", "The login is over. Log in again, or send a new token."
-            return answers.denial(identity, name)
+        if await access.allowed(identity, "stream.read", name):
+            continue
+        try:
+            valid = await identity.still_valid()
+        except DatabaseError as error:
+            return _away(error)
+        if not valid:
+            return "unauthenticated", "The login is over. Log in again, or send a new token."
+        return answers.denial(identity, name)
+
+
+def _away(error: DatabaseError) -> Reason:
+    logger.warning("event=identify_failed error=%r", str(error).strip())
+    return "failed", "The database is away. Try again soon."
 
 
 async def _gone(receive: Receive) -> None:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,21 @@ async def test_unknown_and_expired_sessions_are_nobodys(user: User) -> None:
     store = SessionStore(client.cookies["sessionid"].value)
     await store.aset_expiry(-1)
     await store.asave()
+    assert await access.identify(page) == access.NOBODY
+
+
+@pytest.mark.parametrize("engine", ["db", "cached_db", "cache", "file", "signed_cookies"])
+async def test_every_kind_of_session(
+    user: User, engine: str, settings: Settings, tmp_path: Path
+) -> None:
+    settings.SESSION_ENGINE = f"django.contrib.sessions.backends.{engine}"
+    settings.SESSION_FILE_PATH = str(tmp_path)
+    settings.SESSION_COOKIE_NAME = "shop"
+    client, page = await sync_to_async(logged_in)(user)
+    identity = await access.identify(page)
+    assert identity.user == user
+    await sync_to_async(client.logout)()
+    assert not await identity.still_valid()
     assert await access.identify(page) == access.NOBODY
 
 

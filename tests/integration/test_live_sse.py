@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Permission, User
 from django.contrib.sessions.backends.db import SessionStore
-from django.db import connection
+from django.db import OperationalError, connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import include, path
@@ -585,6 +586,43 @@ async def test_a_rule_that_raises_denies(
     settings.ECHOMQ = {"AUTHORIZE": rule}
     assert await refusal(asked()) == (403, "unauthenticated")
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDatabase:
+    """A session whose store can't be reached."""
+
+    expires_at: float | None = None
+
+    def load(self) -> User | None:
+        raise OperationalError("the database is away")
+
+
+async def test_a_database_that_is_away_is_no_logout(
+    settings: Settings, user: User, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.ECHOMQ = {"AUTHORIZE_INTERVAL": 0.05}
+    identity = access.Identity(user=user, proof=NoDatabase())
+    code, _ = await asyncio.wait_for(sse._until_forbidden(identity, "orders"), 30)
+    assert code == "failed"
+    assert "event=identify_failed" in caplog.text
+
+
+@pytest.mark.sqlite
+async def test_a_database_that_is_away_at_the_start(user: User) -> None:
+    _, cookie = await sync_to_async(browser_of)(user)
+
+    def take_away(new: str, old: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
+
+    await sync_to_async(take_away)("away", "django_session")
+    try:
+        request = asked(headers=cookie)
+        assert await refusal(request) == (503, "failed")
+        assert request.headers["retry-after"]
+    finally:
+        await sync_to_async(take_away)("django_session", "away")
 
 
 def test_routing_loads_without_a_project_that_has_pages() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.staticfiles import finders
 from django.template import Context, RequestContext, Template
 from django.test import RequestFactory, override_settings
 
@@ -21,6 +22,7 @@ def test_script_is_a_module_from_the_static_files() -> None:
         tag = rendered("{% echomq_script %}")
     address = "https://cdn.example/s/echomq/echomq-stream.js"
     assert tag == f'<script type="module" src="{address}"></script>'
+    assert finders.find("echomq/echomq-stream.js")
 
 
 def test_script_with_the_nonce_of_a_context_processor() -> None:
