@@ -53,10 +53,11 @@ class Window:
     def acked(self, cursor: int) -> bool:
         """Note that everything before `cursor` is dealt with; tell whether that makes room.
 
-        Late and repeated ones are fine. `ValueError` for more than was sent.
+        Late and repeated ones are fine, and so is one that crossed the notice of another
+        history, whose cursors are lower: nothing above what was sent is ever acknowledged.
         """
         if cursor > self._cursor:
-            raise ValueError(f"An ack of {cursor}, and nothing after {self._cursor} was sent.")
+            return False
         self._acked = max(self._acked, cursor)
         before = len(self._sent)
         while self._sent and self._sent[0][0] <= self._acked:

@@ -113,8 +113,9 @@ class Session:
             case frames.Unsubscribe(sub):
                 if self._drop(sub):
                     self._tell(frames.Unsubscribed(sub=sub))
-                else:
-                    self._mistake("unknown_sub", f"There is no subscription {sub}.")
+                else:  # no mistake: it may have ended while this was on its way
+                    gone = f"There is no subscription {sub}."
+                    self._tell(frames.Error(code="unknown_sub", message=gone))
             case frames.Auth(token):
                 self._become(access.identify_token(token))
 
@@ -123,13 +124,8 @@ class Session:
         subscription = self._subscriptions.get(frame.sub)
         if subscription is None:
             return False  # it ended while the acknowledgement was on its way
-        try:
-            freed = subscription.acked(frame.cursor)
-        except ValueError as error:
-            self._mistake("bad_frame", str(error))
-            return False
         self._news.set()
-        return freed
+        return subscription.acked(frame.cursor)
 
     def _subscribe(self, frame: frames.Subscribe) -> None:
         sub = frame.sub
@@ -355,7 +351,7 @@ class _Pending:
         return None
 
     def acked(self, cursor: int) -> bool:
-        raise ValueError("Nothing was sent yet.")
+        return False
 
     def close(self) -> None:
         pass

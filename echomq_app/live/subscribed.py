@@ -45,7 +45,7 @@ class Subscription(Protocol):
         """Return the next frame, if there is one and room for it."""
 
     def acked(self, cursor: int) -> bool:
-        """Make room; tell whether it did. `ValueError` for more than was sent."""
+        """Make room; tell whether it did."""
 
     @property
     def full_since(self) -> float | None:
