@@ -17,6 +17,7 @@ from .items import make_items
 class _RecordPage(Struct, tag="records", tag_field="type", kw_only=True):
     """The `records` frame, and what else a reader by request has to know."""
 
+    since: int
     records: list[Raw]
     cursor: int
     resume: str
@@ -46,6 +47,7 @@ def record_page(name: str, question: Wanted) -> bytes:
         tail = tail or token.tail
     return msgspec.json.encode(
         _RecordPage(
+            since=place.first_position if start is None else start,
             records=[item.raw for item in make_items(snapshot.records)],
             cursor=snapshot.end_cursor,
             resume=token_of(place.epoch, snapshot.end_cursor, tail),

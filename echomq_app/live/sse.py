@@ -121,11 +121,13 @@ class EventStream:
         await self._send(_start(200, _HEADERS))
         opened = self._reader.opened
         subscribed = {"type": "subscribed", **dataclasses.asdict(opened)}
-        await self._write(
-            server_sent.event(
-                msgspec.json.encode(subscribed), id=opened.resume, name="subscribed", retry=RETRY
-            )
-        )
+        place = opened.resume
+        if not opened.recovered:
+            # Until `cursor_expired` has come too, only the old id tells of the loss.
+            place = ""
+            del subscribed["resume"]
+        body = msgspec.json.encode(subscribed)
+        await self._write(server_sent.event(body, id=place, name="subscribed", retry=RETRY))
 
     async def follow(self) -> Reason:
         """Write what comes, and heartbeats; return when no more can come."""

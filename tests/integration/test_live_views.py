@@ -58,6 +58,7 @@ def test_a_page_has_the_fields_of_the_frames(reader: Client) -> None:
     assert status == 200
     assert page == {
         "type": "records",
+        "since": 0,
         "records": [
             {
                 "id": str(first.id),
@@ -97,7 +98,7 @@ def test_pages_follow_one_another_by_token_and_by_number(reader: Client) -> None
     assert seen == [0, 1, 2, 3, 4]
     assert page["resume"] == Stream("orders").info().token
     status, page = get(reader, "orders", cursor=page["resume"])
-    assert (status, page["records"], page["cursor"]) == (200, [], 5)
+    assert (status, page["records"], page["since"], page["cursor"]) == (200, [], 5, 5)
     _, page = get(reader, "orders", cursor=3)
     assert [record["data"] for record in page["records"]] == [3, 4]
 
