@@ -140,6 +140,7 @@ class Records(_FromServer, frozen=True, tag="records"):
     """Records in order; empty when all were filtered and only `resume` moved."""
 
     sub: Sub
+    since: Annotated[int, Meta(ge=0, le=2**53 - 1, description="`cursor` of what came before.")]
     records: Sequence[Raw]
     cursor: Cursor
     resume: str

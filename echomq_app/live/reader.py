@@ -46,6 +46,7 @@ class Batch:
 
     records: list[msgspec.Raw]
     size: int
+    since: int
     cursor: int
     resume: str
     head: int
@@ -184,10 +185,11 @@ class Reader:
             self.wake()
         if not records and self._cursor - self._sent < SKIPPED:
             return None
-        self._sent = self._cursor
+        since, self._sent = self._sent, self._cursor
         return Batch(
             records=records,
             size=size,
+            since=since,
             cursor=self._cursor,
             resume=token_of(self._life.epoch, self._cursor, self._cursor_tail),
             head=max(self._life.head, self._cursor),

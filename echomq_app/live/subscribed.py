@@ -125,6 +125,7 @@ class StreamSubscription(_Windowed):
             self._note()
             return Records(
                 sub=sub,
+                since=taken.since,
                 records=taken.records,
                 cursor=taken.cursor,
                 resume=taken.resume,

@@ -167,6 +167,7 @@ export const subscribed = (sub, cursor, more = {}) => ({
 export const records = (sub, from, to, more = {}) => ({
   type: "records",
   sub,
+  since: from,
   records: Array.from({ length: to - from }, (_, i) => record(from + i)),
   cursor: to,
   resume: `e1:${to}:x`,

@@ -82,7 +82,8 @@ def test_anything_else_is_a_bad_frame_and_no_other_error(text: str | bytes) -> N
 
 def test_records_pass_through_as_they_are() -> None:
     text = b'{"n":1e400,"big":123456789012345678901234567890,"e":"\xc3\xa9"}'
-    frame = frames.Records(sub=1, records=[msgspec.Raw(text)], cursor=1, resume="r", head=1)
+    raw = msgspec.Raw(text)
+    frame = frames.Records(sub=1, since=0, records=[raw], cursor=1, resume="r", head=1)
     assert text.decode() in encode(frame)
 
 

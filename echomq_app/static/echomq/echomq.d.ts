@@ -170,7 +170,7 @@ export function delay(
 
 export function sift<R extends { position: number }>(
   cursor: number,
-  frame: { records: R[]; cursor: number },
+  frame: { since: number; records: R[] },
 ): { fresh: R[]; hole: boolean };
 
 export function isFatal(code: number, hasGetToken: boolean): boolean;

@@ -40,9 +40,7 @@ export function delay(attempt, { minDelay, maxDelay } = DEFAULTS, random = Math.
 /** The records of a frame that a reader at `cursor` hasn't had, and whether one is missing. */
 export function sift(cursor, frame) {
   const fresh = frame.records.filter((record) => record.position >= cursor);
-  let next = cursor;
-  const hole = fresh.some((record) => record.position !== next++) || next < frame.cursor;
-  return { fresh, hole };
+  return { fresh, hole: frame.since > cursor };
 }
 
 /** Whether the same attempt would fail again after this close code. */
@@ -375,7 +373,6 @@ class StreamReader extends Reader {
   #name;
   #from;
   #filter;
-  #sparse;
 
   constructor(wire, name, options) {
     const { persist, resume, from, types, key } = options;
@@ -383,8 +380,6 @@ class StreamReader extends Reader {
     this.#name = name;
     this.#from = from;
     this.#filter = { types: types && [types].flat(), key };
-    // A filter leaves holes, so there they say nothing.
-    this.#sparse = Boolean(types) || key !== undefined;
   }
 
   request() {
@@ -409,14 +404,10 @@ class StreamReader extends Reader {
   }
 
   on_records(frame, size) {
-    const { records, cursor, resume, head } = frame;
-    const expected = this.got.cursor ?? records[0]?.position ?? cursor;
+    const { since, records, cursor, resume, head } = frame;
+    const expected = this.got.cursor ?? since;
     const { fresh, hole } = sift(expected, frame);
-    if (hole && !this.#sparse) {
-      // Either a fault or, the second time, the server leaves these out for this user.
-      this.#sparse = true;
-      return this.retry();
-    }
+    if (hole) return this.retry();
     if (cursor >= expected) this.got = { ...this.got, token: resume, cursor };
     const info = { cursor, resume, head };
     this.enqueue(() => this.#hand(fresh, info), { ack: cursor, records: records.length, size });
