@@ -24,7 +24,7 @@ from .. import engine
 from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..core.payload import encode
-from ..exceptions import InvalidArgument, UnknownJob
+from ..exceptions import InvalidArgument, InvalidPayload, UnknownJob
 from ..models.job import CancelRequest, Job, JobState
 from ..models.threads import in_database_thread
 from ..models.times import now, stored
@@ -48,11 +48,15 @@ def cancel(job_id: str | JobId, reason: str | None = None, kind: str = "user") -
     - `finished`: it was over already, nothing has changed.
 
     `kind` says who asks (`user`, `admin`, …; up to 40 characters). Raises `WrongBrand`,
-    `UnknownJob`, `InvalidPayload` for a reason that can't be stored.
+    `UnknownJob`, `InvalidPayload` for a reason or kind that can't be stored, and
+    `InvalidArgument` for a kind of another length.
     """
     id = JobId.parse(job_id)
     text = reason or ""
-    encode(text, limit=REASON_MAX, what="the reason")
+    for given, what in ((text, "the reason"), (kind, "kind")):
+        if not isinstance(given, str):
+            raise InvalidPayload(f"{what} is a text, not {type(given).__name__}.")
+        encode(given, limit=REASON_MAX, what=what)
     if not 1 <= len(kind) <= KIND_MAX:
         raise InvalidArgument(f"kind is a text of 1 to {KIND_MAX} characters, not {kind!r}.")
     using = router.db_for_write(Job)

@@ -119,6 +119,9 @@ class TestAnswers:
             control.cancel(id, "x" * 100_000)
         with pytest.raises(InvalidArgument, match="kind"):
             control.cancel(id, kind="")
+        for wrong in ({"reason": 5}, {"kind": 5}, {"kind": "a\0"}, {"reason": "\ud800"}):
+            with pytest.raises(InvalidPayload):
+                control.cancel(id, **wrong)
         long = "é" * 10_000  # 20 kB
         assert control.cancel(id, long) == "requested"
         assert CancelRequest.objects.get().reason == long
