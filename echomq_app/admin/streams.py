@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from ..core.names import STREAM_NAME_MAX
+from ..core.names import STREAM_NAME_MAX, check_stream_name
 from ..core.records import StreamInfo
 from ..models import Stream, paging, trimming
 from ..models.overview import named, overview, with_ends
@@ -21,7 +21,7 @@ from .keyset import Keyset, KeysetQuery
 from .readonly import home
 from .trimming import Trimming
 
-BY_NAME = Keyset(column="name", descending=False, parse=str)
+BY_NAME = Keyset(column="name", descending=False, parse=check_stream_name)
 
 
 class StreamFilterForm(FilterForm):

@@ -359,6 +359,14 @@ class TestFilters:
         assert "address is damaged" in response.content.decode()
         assert len(response.context["cl"].result_list) == 3
 
+    @pytest.mark.parametrize("place", ["a%00", "a b", "%C3%A9", "a" * 80])
+    def test_a_damaged_address_of_streams_too(self, admin_client: Client, place: str) -> None:
+        filled(3)
+        for name in ("below", "above"):
+            response = admin_client.get(f"{STREAMS}?{name}={place}")
+            assert "address is damaged" in response.content.decode()
+            assert [row.name for row in response.context["cl"].result_list] == ["orders"]
+
     @pytest.mark.parametrize("place", ["99999999999999999999", "-5", "0"])
     def test_a_place_outside_is_just_empty_or_all(self, admin_client: Client, place: str) -> None:
         filled(3)
