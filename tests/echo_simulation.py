@@ -85,7 +85,14 @@ class Simulation:
     def start(self, name: str, *, subscribers: int = 1, **rules: Any) -> Machine:
         """Start a process; its subscribers join at once."""
         boot = f"{name}#{next(self._boots)}"
-        node = EchoNode(name, boot, Rules(**{**self._rules, **rules}), self.now)
+        began = self.now
+        node = EchoNode(
+            name,
+            boot,
+            Rules(**{**self._rules, **rules}),
+            self.now,
+            age=lambda: self.now - began,
+        )
         machine = Machine(node, [])
         self.machines[name] = machine
         self.names[boot] = name
@@ -114,7 +121,7 @@ class Simulation:
         for _ in range(count):
             which = self.random.randrange(len(node.producers)) if index is None else index
             times = self.written[node.boot][which]
-            position = node.write(which, (f"{which}", f"{len(times)}".encode()), self.now)
+            position = node.write(which, (f"{which}", f"{len(times)}".encode()))
             assert position == len(times)
             times.append(self.now)
         if machine.flush_at is None:

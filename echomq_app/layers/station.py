@@ -35,7 +35,7 @@ from .reports import Reports
 logger = logging.getLogger("echomq")
 
 HELLO_GROUP = "emq.echo.hello"
-JOIN_GRACE = 0.1
+JOIN_GRACE = 0.2
 """Seconds after our own hello came back in which the others' answers come."""
 LOG_INTERVAL = 10.0
 
@@ -62,7 +62,14 @@ class Station:
         self.lock = threading.RLock()
         self.local = LocalChannels(name, options.capacity or options.buffer_size, self.lock)
         self.clock = PatientClock(self._interval)
-        self.node = EchoNode(name, secrets.token_hex(8), options.rules(), self.clock.now())
+        began = time.monotonic()
+        self.node = EchoNode(
+            name,
+            secrets.token_hex(8),
+            options.rules(),
+            self.clock.now(),
+            age=lambda: time.monotonic() - began,
+        )
         self._reports = Reports(options, name)
         self._loop = None
         self._running: concurrent.futures.Future[None] | None = None
@@ -104,7 +111,7 @@ class Station:
             self.local.deliver((record,))
             return
         with self.lock:
-            self.node.write(index, record, self.clock.now())
+            self.node.write(index, record)
             self.local.deliver((record,))
             self._unflushed += 1
             if self._flush_waits and (self._hurries or self._unflushed < self.options.max_batch):

@@ -395,7 +395,7 @@ def test_one_node_at_a_time_without_concurrent_flush() -> None:
     sim.start("c")
     sim.run(1)
     node = sim.machines["a"].node
-    node.write(0, ("0", b"0"), sim.now)
+    node.write(0, ("0", b"0"))
     batches = [effect for effect in node.flush(sim.now) if isinstance(effect, SendBatch)]
     assert len(batches) == 1
     ack = frames.Ack(boot=batches[0].boot, to=node.boot, index=0, cursor=1)
@@ -439,8 +439,8 @@ def test_order_is_per_producer_not_across_the_pool() -> None:
 def test_two_nodes_that_share_a_name_are_found_out_and_live() -> None:
     sim = Simulation(1)
     sim.start("watcher")
-    first = EchoNode("web", "one", Rules(heartbeat_interval=0.5), 0.0)
-    second = EchoNode("web", "two", Rules(heartbeat_interval=0.5), 0.0)
+    first = EchoNode("web", "one", Rules(heartbeat_interval=0.5), 0.0, lambda: 0.0)
+    second = EchoNode("web", "two", Rules(heartbeat_interval=0.5), 0.0, lambda: 0.0)
     watcher = sim.machines["watcher"].node
     shared = []
     for beat in range(8):
@@ -457,7 +457,9 @@ def test_two_nodes_that_share_a_name_are_found_out_and_live() -> None:
 
 
 def test_clocks_that_differ_are_reported_once() -> None:
-    watcher, other = (EchoNode(name, name, Rules(), 0.0) for name in ("watcher", "other"))
+    watcher, other = (
+        EchoNode(name, name, Rules(), 0.0, lambda: 0.0) for name in ("watcher", "other")
+    )
     found = []
     for _ in range(3):
         hello = other.announce(1.0, wall=1_000_000.0)[0]
@@ -471,7 +473,7 @@ def test_clocks_that_differ_are_reported_once() -> None:
 
 
 def test_what_was_under_way_when_its_sender_said_bye_is_not_heard() -> None:
-    node = EchoNode("b", "b", Rules(), 0.0)
+    node = EchoNode("b", "b", Rules(), 0.0, lambda: 0.0)
     batch = frames.Batch(boot="a", name="a", control="x", index=0, base=0, records=[("g", b"1")])
     assert len(node.on_frame(batch, 0.0)) == 2
     node.on_frame(frames.Bye(boot="a", cursors=[1]), 0.1)
@@ -490,13 +492,16 @@ def test_a_departed_node_costs_nothing_once_it_is_forgotten() -> None:
 
 
 def test_what_a_receiver_remembers_is_bounded_and_forgetting_is_no_amnesty() -> None:
-    node = EchoNode("b", "b", Rules(), 0.0)
+    age = [0.0]
+    node = EchoNode("b", "b", Rules(), 0.0, lambda: age[0])
     node.receiver._remembered = 3
     for number in range(10):
+        age[0] = float(number)
         boot = f"boot{number}"
         node.receiver.meet(boot, boot, [0], -1.0, float(number))
     assert len(node.receiver.sources) == 3
     # boot0 comes back; it began to write before we forgot it, so it may not start at 0.
+    age[0] = 10.0
     notice = node.receiver.meet("boot0", "boot0", [5], 9.5, 10.0)
     assert notice is not None
     assert node.receiver.sources["boot0"].expected == {0: 5}

@@ -9,13 +9,16 @@ Whoever isn't in the list answers with a hello of its own, so the other side get
 it and says what it expects, and only then are batches sent. Three frames at most, and
 the receiver alone decides where it begins.
 
-`now` is a clock that only runs while this process does (see `layers.clock`).
+`now` is a clock that only runs while this process does (see `layers.clock`): for
+timeouts. `age` gives the real seconds since the node began, which tell who was there
+before whom.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
+from collections.abc import Callable
 
 from ..retry import ceiling
 from .effects import Broadcast, Deliver, Effect, Happened, Notify, Send, SendBatch
@@ -66,16 +69,19 @@ class Peer:
 class EchoNode:
     """The protocol's state of one node. Its owner holds one lock around every call."""
 
-    def __init__(self, name: str, boot: str, rules: Rules, now: float) -> None:
+    def __init__(
+        self, name: str, boot: str, rules: Rules, now: float, age: Callable[[], float]
+    ) -> None:
         self.name = name
         self.boot = boot
         self.rules = rules
         self.control = ""
         self.data = ""
+        self._age = age
         self.producers = [
             Producer(rules.buffer_size, rules.max_batch) for _ in range(rules.pool_size)
         ]
-        self.receiver = Receiver(now)
+        self.receiver = Receiver(age)
         self.peers: dict[str, Peer] = {}
         self.echo_at: float | None = None
         """When we last heard our own hello."""
@@ -89,10 +95,10 @@ class EchoNode:
 
     # From the local side.
 
-    def write(self, index: int, record: Record, now: float) -> int:
+    def write(self, index: int, record: Record) -> int:
         """Keep a record for the other nodes; return its position."""
         if self._wrote_at is None:
-            self._wrote_at = now
+            self._wrote_at = self._age()
         return self.producers[index].write(record)
 
     def flush(self, now: float) -> list[Effect]:
@@ -380,7 +386,7 @@ class EchoNode:
             name=self.name,
             control=self.control,
             data=self.data,
-            writing=-1.0 if self._wrote_at is None else now - self._wrote_at,
+            writing=-1.0 if self._wrote_at is None else self._age() - self._wrote_at,
             clock=wall,
             cursors=self._cursors(),
             expected=self.receiver.expected(now - self.rules.forget_after),

@@ -20,7 +20,7 @@ written something meanwhile; nobody has joined yet when a node has just started.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .frames import Record
 
@@ -52,12 +52,14 @@ class Source:
 class Receiver:
     """What this node expects from every producer of every other node.
 
-    `since`: when it began to listen. `remembered`: how many boots it keeps at most.
+    `age` gives the seconds since it began to listen. `remembered`: how many boots it
+    keeps at most.
     """
 
-    def __init__(self, since: float, *, remembered: int = 10_000) -> None:
+    def __init__(self, age: Callable[[], float], *, remembered: int = 10_000) -> None:
         self.sources: dict[str, Source] = {}
-        self._since = since
+        self._age = age
+        self._since = 0.0
         self._remembered = remembered
 
     def expected(self, since: float) -> dict[str, dict[int, int]]:
@@ -78,9 +80,9 @@ class Receiver:
             source.told = source.replaced = False
             self._watch(source, cursors, now)
             return None
-        from_the_start = now - self._since >= writing
+        from_the_start = self._age() - self._since >= writing
         start = [0] * len(cursors) if from_the_start else cursors
-        self._remember(boot, Source(name, dict(enumerate(start)), now), now)
+        self._remember(boot, Source(name, dict(enumerate(start)), now))
         return Notice(node=name, missed=0) if any(start) else None
 
     def take(
@@ -90,7 +92,7 @@ class Receiver:
         source = self.sources.get(boot)
         if source is None:
             source = Source(name, {}, now)
-            self._remember(boot, source, now)
+            self._remember(boot, source)
         source.heard = now
         source.told = False
         expected = source.expected.get(index, 0)
@@ -154,10 +156,10 @@ class Receiver:
             if cursor > source.expected.get(index, 0):
                 source.stalled.setdefault(index, (cursor, now))
 
-    def _remember(self, boot: str, source: Source, now: float) -> None:
+    def _remember(self, boot: str, source: Source) -> None:
         if len(self.sources) >= self._remembered:
             oldest = min(self.sources, key=lambda other: self.sources[other].heard)
             del self.sources[oldest]
             # From here on we can't tell a new producer from that one.
-            self._since = now
+            self._since = self._age()
         self.sources[boot] = source

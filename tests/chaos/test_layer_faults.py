@@ -1,0 +1,277 @@
+"""Real faults with real processes and a real Redis, judged by their written histories.
+
+Two or three processes send and hear at the same time while something breaks. Short in the
+suite, longer by `make chaos`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+from project.children import Child
+from tests.layer_history import Life, judge, read
+from tests.layers import CORE, PUBSUB, ROOT
+from tests.servers import Redis
+from tests.servers.proxy import private_proxy
+from tests.wait import wait_until
+
+LONG = hypothesis.settings.get_current_profile_name() == "chaos"
+TIMEOUT = 0.4
+OPTIONS = {
+    "batch_interval": 0.02,
+    "call_timeout": TIMEOUT,
+    "retry_interval": 0.05,
+    "heartbeat_interval": 0.25,
+    "forget_after": 30.0,
+}
+ENOUGH, TOO_SMALL = 20_000, 300
+"""Buffers: for all that is sent while somebody is away, or far from it."""
+# The suite runs half of the combinations, each value of each.
+combinations = pytest.mark.parametrize(
+    ("backend", "buffer_size"),
+    [(CORE, ENOUGH), (PUBSUB, TOO_SMALL)] + ([(CORE, TOO_SMALL), (PUBSUB, ENOUGH)] if LONG else []),
+)
+transports = pytest.mark.parametrize("backend", [CORE, PUBSUB])
+rounds = pytest.mark.parametrize("seed", range(5 if LONG else 1))
+
+
+class Fleet:
+    """Processes of `tests.layer_node` that share a folder."""
+
+    def __init__(self, folder: Path, backend: str, **options: Any) -> None:
+        self.folder = folder
+        self._backend = backend
+        self._options = {**OPTIONS, **options}
+        self._children: dict[str, Child] = {}
+        self._lives = 0
+        self._stack = contextlib.ExitStack()
+
+    def start(self, name: str, url: str, *, rate: float = 300.0) -> Child:
+        self._lives += 1
+        config = {
+            "name": name,
+            "folder": str(self.folder),
+            "rate": rate,
+            "options": self._options,
+            "transport": {"BACKEND": self._backend, "CONFIG": {"hosts": [url], "capacity": 1000}},
+        }
+        child = Child(
+            [sys.executable, "-m", "tests.layer_node", json.dumps(config)],
+            cwd=ROOT,
+            log=self.folder / f"{name}.{self._lives}.log",
+            name=name,
+        )
+        self._stack.callback(child.stop, grace=1.0)
+        self._children[name] = child
+        child.wait_for_output("joined", timeout=40)
+        return child
+
+    def kill(self, name: str) -> None:
+        self._children[name].kill()
+
+    def write(self) -> None:
+        (self.folder / "write").touch()
+
+    def pause(self) -> None:
+        (self.folder / "write").unlink()
+
+    def heard(self) -> dict[str, int]:
+        """Return how many messages each process has written down."""
+        return {path.stem: path.read_text().count('"n"') for path in self.folder.glob("*.jsonl")}
+
+    def goes_on(self, more: int = 100) -> None:
+        """Wait until every live process has heard more than now."""
+        before = self.heard()
+        alive = [f"{name}.{child.pid}" for name, child in self._children.items() if child.running]
+
+        def all_heard() -> bool:
+            now = self.heard()
+            return all(now[life] >= before.get(life, 0) + more for life in alive)
+
+        wait_until(all_heard, 60, "everybody hears more", poll=0.1)
+
+    def end(self) -> dict[str, Life]:
+        """Stop writing, let everybody drain and leave, and return the histories."""
+        self.pause()
+        (self.folder / "end").touch()
+        for child in self._children.values():
+            child.wait_for_output("drained", timeout=60)
+        (self.folder / "bye").touch()
+        for child in self._children.values():
+            assert child.wait(30) == 0, child.output
+        return read(self.folder)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def make_fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(backend: str, **options: Any) -> Fleet:
+            fleet = Fleet(tmp_path, backend, **options)
+            stack.callback(fleet.close)
+            return fleet
+
+        yield make
+
+
+def nap(seed: int, least: float, most: float) -> None:
+    """Let it run for a while that the seed decides. The length proves nothing."""
+    time.sleep(random.Random(seed).uniform(least, most) * (3 if LONG else 1))
+
+
+def kept(lives: dict[str, Life], *, least: int) -> None:
+    assert judge(lives) == []
+    assert sum(life.messages() for life in lives.values()) >= least
+
+
+@rounds
+@combinations
+def test_redis_restarts_empty_while_messages_flow(
+    make_fleet: Callable[..., Fleet],
+    make_redis: Callable[..., Redis],
+    backend: str,
+    buffer_size: int,
+    seed: int,
+) -> None:
+    server = make_redis(tcp=True)
+    fleet = make_fleet(backend, buffer_size=buffer_size)
+    fleet.start("a", server.url, rate=5000.0)
+    fleet.start("b", server.url)
+    fleet.write()
+    nap(seed, 0.5, 1.0)
+    server.restart_empty()
+    nap(seed, 0.5, 1.5)
+    fleet.goes_on()
+    lives = fleet.end()
+    kept(lives, least=10_000)
+    if buffer_size == ENOUGH:
+        assert [life.notices() for life in lives.values()] == [0, 0]
+
+
+@rounds
+@combinations
+def test_a_process_is_stopped_for_ten_call_timeouts_and_resumed(
+    make_fleet: Callable[..., Fleet],
+    make_redis: Callable[..., Redis],
+    backend: str,
+    buffer_size: int,
+    seed: int,
+) -> None:
+    server = make_redis(tcp=True)
+    fleet = make_fleet(backend, buffer_size=buffer_size)
+    fleet.start("a", server.url)
+    stopped = fleet.start("b", server.url)
+    fleet.start("c", server.url)
+    fleet.write()
+    nap(seed, 0.2, 0.6)
+    stopped.send_signal(signal.SIGSTOP)
+    time.sleep(10 * TIMEOUT)
+    stopped.send_signal(signal.SIGCONT)
+    fleet.goes_on()
+    lives = fleet.end()
+    kept(lives, least=1000)
+    told = sum(life.notices() for life in lives.values())
+    assert (told == 0) == (buffer_size == ENOUGH)
+
+
+@rounds
+@transports
+def test_a_process_is_killed_and_starts_again(
+    make_fleet: Callable[..., Fleet],
+    make_redis: Callable[..., Redis],
+    backend: str,
+    seed: int,
+) -> None:
+    server = make_redis(tcp=True)
+    fleet = make_fleet(backend)
+    fleet.start("a", server.url)
+    fleet.start("b", server.url)
+    fleet.start("c", server.url)
+    fleet.write()
+    nap(seed, 0.2, 0.6)
+    fleet.kill("b")
+    nap(seed + 1, 0.0, 0.5)
+    fleet.start("b", server.url)
+    fleet.goes_on()
+    lives = fleet.end()
+    kept(lives, least=1000)
+    assert all(life.notices() >= 1 for life in lives.values() if life.node in "ac")
+
+
+@rounds
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [(CORE, "cut"), (PUBSUB, "hang")] + ([(CORE, "hang"), (PUBSUB, "cut")] if LONG else []),
+)
+def test_the_link_of_one_process_breaks_and_is_mended(
+    make_fleet: Callable[..., Fleet],
+    make_redis: Callable[..., Redis],
+    backend: str,
+    how: str,
+    seed: int,
+) -> None:
+    server = make_redis(tcp=True)
+    with private_proxy(server.port) as proxy:
+        fleet = make_fleet(backend, buffer_size=ENOUGH)
+        fleet.start("a", server.url)
+        fleet.start("b", f"redis://127.0.0.1:{proxy.port}/0")
+        fleet.write()
+        nap(seed, 0.2, 0.6)
+        getattr(proxy, how)()
+        nap(seed, 1.0, 2.0)
+        proxy.heal()
+        fleet.goes_on()
+        lives = fleet.end()
+    kept(lives, least=500)
+    assert [life.notices() for life in lives.values()] == [0, 0]
+
+
+# The judge.
+
+
+def life(node: str, sent: int, heard: list[Any], joined_at: float = -1.0) -> Life:
+    entries = [
+        {"told": one} if isinstance(one, str) else {"from": one[0], "n": one[1]} for one in heard
+    ]
+    times = [float(number) for number in range(sent)]
+    return Life(f"{node}.1", node, joined_at, times, entries, ended=True)
+
+
+@pytest.mark.parametrize(
+    ("heard", "faults"),
+    [
+        ([("a.1", 0), ("a.1", 1), ("a.1", 2)], 0),
+        ([("a.1", 0), "a", ("a.1", 2)], 0),
+        ([("a.1", 0), "a"], 0),
+        ([("a.1", 0), ("a.1", 2)], 1),
+        ([("a.1", 0), "b", ("a.1", 2)], 0),  # its own channel was full
+        ([("a.1", 0), "c", ("a.1", 2)], 1),
+        ([("a.1", 1), ("a.1", 2)], 1),
+        ([("a.1", 0), ("a.1", 1), ("a.1", 1), ("a.1", 2)], 1),
+        ([("a.1", 0), ("a.1", 1)], 1),
+        ([], 1),
+    ],
+)
+def test_the_judge_sees(heard: list[Any], faults: int) -> None:
+    lives = {"a.1": life("a", 3, [("a.1", n) for n in range(3)]), "b.1": life("b", 0, heard)}
+    assert len(judge(lives)) == faults
+
+
+def test_the_judge_asks_nothing_of_what_was_sent_before_one_joined() -> None:
+    lives = {"a.1": life("a", 3, [("a.1", n) for n in range(3)])}
+    lives["b.1"] = life("b", 0, [("a.1", 2)], joined_at=1.5)
+    assert judge(lives) == []
