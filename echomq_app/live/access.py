@@ -129,8 +129,10 @@ async def until_recheck(identity: Identity) -> None:
 
     unhook = on_logout(logged_out) if identity.authenticated else None
     try:
+        # Not wait_for, which on Python 3.11 may swallow the cancellation when both come at once.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(due.wait(), delay)
+            async with asyncio.timeout(delay):
+                await due.wait()
     finally:
         if unhook is not None:
             unhook()

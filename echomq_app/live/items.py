@@ -67,15 +67,24 @@ class Item(msgspec.Struct):
             return self.raw
         if self.masked is None:
             self.masked = {}
+        key = mask_key(mask)
         try:
-            return self.masked[mask.key]
+            return self.masked[key]
         except KeyError:
             seen = mask(_parsed(self.raw, stream, epoch))
             raw = None if seen is None else msgspec.Raw(_encoded(seen))
             # Keys for groups of users pay; a key for each user would keep a copy for each.
             if len(self.masked) < _KEPT_MASKS:
-                self.masked[mask.key] = raw
+                self.masked[key] = raw
             return raw
+
+
+def mask_key(mask: Mask | None) -> Hashable:
+    """Return what tells one mask from others: its kind too, lest two kinds chose the same key."""
+    if mask is None:
+        return None
+    kind = type(mask)
+    return kind.__module__, kind.__qualname__, mask.key
 
 
 def make_items(records: Iterable[StoredRecord]) -> list[Item]:

@@ -19,17 +19,22 @@ from typing import Any, Protocol
 
 from ..core import frames
 from ..core.frames import BadFrame, Close, ServerFrame
-from ..exceptions import BadToken, InvalidName, UnknownStream
+from ..exceptions import BadToken, InvalidName, InvalidPayload, UnknownStream
 from . import access
 from .access import NOBODY, Identity
 from .hub import Mask
+from .items import mask_key
 from .limits import Limits, Rate
-from .subscribed import EventSubscription, StreamSubscription, Subscription
+from .subscribed import Pending, Subscription, check_name, subscription_of
 
 logger = logging.getLogger("echomq.live")
 
 LOOK_EVERY = 15.0
-"""Seconds between two looks at windows that stay full."""
+"""Seconds between two looks at windows that stay full, and at sends that don't end."""
+LAST_WORDS = 5.0
+"""Seconds for the reason of a close to be sent: the client may not be reading."""
+UNSENT = 1_000
+"""Answers that wait for a client who asks and doesn't read."""
 
 
 class Socket(Protocol):
@@ -57,6 +62,7 @@ class Session:
         self._control: deque[ServerFrame] = deque()
         self._news = asyncio.Event()
         self._closing: int | None = None
+        self._sending_since: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._identity: asyncio.Task[Identity] | None = None
         self._guard: asyncio.Task[None] | None = None
@@ -64,8 +70,9 @@ class Session:
     def start(self) -> None:
         """Begin: find out who it is, and write."""
         self._become(self._socket.who())
-        self._run(self._write())
+        self._writer = self._run(self._write())
         self._run(self._expect_login())
+        self._run(self._expect_acks())
 
     async def stop(self) -> None:
         """End everything; the socket is gone."""
@@ -135,27 +142,32 @@ class Session:
             limit = f"A socket has at most {self._limits.subscriptions} subscriptions."
             self._tell(frames.Error(code="too_many", message=limit, sub=sub))
         else:
-            self._subscriptions[sub] = _Pending()
+            self._subscriptions[sub] = Pending()
             task = self._opening[sub] = asyncio.create_task(self._open(frame))
             task.add_done_callback(partial(self._opened, sub))
 
     async def _open(self, frame: frames.Subscribe) -> None:
         sub = frame.sub
         try:
-            identity = await self._who()
-            subscription: Subscription
-            if frame.stream is not None:
-                mask = await self._socket.mask_for(identity, frame.stream)
-                subscription = StreamSubscription(frame, mask, self._news.set)
-            else:
-                subscription = EventSubscription(frame, self._news.set)
-            if not await self._socket.may(identity, subscription.action, subscription.target):
+            check_name(frame)  # before a project's rule is asked about it
+            while True:
+                identity, who = await self._who(), self._identity
+                mask = None
+                if frame.stream is not None:
+                    mask = await self._socket.mask_for(identity, frame.stream)
+                subscription = subscription_of(frame, mask, self._news.set)
+                may = await self._socket.may(identity, subscription.action, subscription.target)
+                if who is self._identity:
+                    break  # else it has become somebody else's meanwhile
+            if not may:
                 self._refuse(sub, subscription, identity)
                 return
             self._subscriptions[sub] = subscription
             self._tell(await subscription.open())
         except InvalidName as error:
             self._lose(sub, "bad_name", str(error))
+        except InvalidPayload as error:
+            self._lose(sub, "bad_frame", str(error))
         except Exception as error:  # noqa: BLE001  (one subscription fails, the socket goes on)
             self._fail(sub, error)
 
@@ -207,7 +219,7 @@ class Session:
                 return
             identity = dataclasses.replace(identity, user=user)
             for sub, subscription in list(self._subscriptions.items()):
-                if not isinstance(subscription, _Pending):
+                if not isinstance(subscription, Pending):
                     await self._ask_again(identity, sub, subscription)
 
     async def _ask_again(self, identity: Identity, sub: int, subscription: Subscription) -> None:
@@ -223,14 +235,23 @@ class Session:
     async def _mask_key(self, identity: Identity, subscription: Subscription) -> Hashable:
         if subscription.action != "stream.read":
             return None
-        mask = await self._socket.mask_for(identity, subscription.target)
-        return None if mask is None else mask.key
+        return mask_key(await self._socket.mask_for(identity, subscription.target))
 
     async def _expect_login(self) -> None:
-        await asyncio.sleep(self._limits.login_timeout)
-        if not (await self._who()).authenticated and not self._subscriptions:
-            late = "Nobody logged in: send a token, or open the socket from a page of a session."
-            self._end(Close.UNAUTHENTICATED, "unauthenticated", late)
+        """End the socket unless it is somebody's, or reads what is for everybody."""
+        while True:
+            await asyncio.sleep(self._limits.login_timeout)
+            if (await self._who()).authenticated:
+                return
+            asked = list(self._subscriptions.values())
+            if any(not isinstance(subscription, Pending) for subscription in asked):
+                return
+            if not asked:  # else look again: to ask is not to read
+                late = (
+                    "Nobody logged in: send a token, or open the socket from a page of a session."
+                )
+                self._end(Close.UNAUTHENTICATED, "unauthenticated", late)
+                return
 
     def _refuse(self, sub: int, subscription: Subscription, identity: Identity) -> None:
         if identity.authenticated:
@@ -248,25 +269,24 @@ class Session:
     async def _write(self) -> None:
         with contextlib.suppress(OSError):  # gone; the socket's end comes by itself
             while True:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), LOOK_EVERY)
+                await self._news.wait()
                 self._news.clear()
                 await self._send_all()
                 if self._closing is not None:
                     await self._socket.close_with(self._closing)
                     return
-                self._look_for_the_dead()
 
     async def _send_all(self) -> None:
         """Send what there is, one frame of each subscription after the other."""
         busy = True
-        while busy:
+        while busy and await self._send_control():
             busy = False
-            while self._control:
-                await self._socket.send_text(frames.encode(self._control.popleft()))
-            if self._closing is not None:
-                return
             for sub, subscription in list(self._subscriptions.items()):
+                # Each time: a subscription that has just opened may have records already.
+                if not await self._send_control():
+                    return
+                if self._subscriptions.get(sub) is not subscription:
+                    continue
                 try:
                     frame = subscription.next()
                 except Exception as error:  # noqa: BLE001
@@ -274,21 +294,37 @@ class Session:
                     continue
                 if frame is not None:
                     busy = True
-                    await self._socket.send_text(frames.encode(frame))
+                    await self._send(frame)
+            if busy:
+                await asyncio.sleep(0)  # no send need have waited, and others wait too
 
-    def _look_for_the_dead(self) -> None:
-        now, patience = time.monotonic(), self._limits.ack_timeout
-        for subscription in self._subscriptions.values():
-            since = subscription.full_since
-            if since is not None and now - since > patience:
+    async def _send_control(self) -> bool:
+        """Send what no window holds back; tell whether anything may follow."""
+        while self._control:
+            await self._send(self._control.popleft())
+        return self._closing is None
+
+    async def _send(self, frame: ServerFrame) -> None:
+        self._sending_since = time.monotonic()
+        await self._socket.send_text(frames.encode(frame))
+        self._sending_since = None
+
+    async def _expect_acks(self) -> None:
+        """End the socket of a client that is there no more, or acts as if it weren't."""
+        patience = self._limits.ack_timeout
+        while self._closing is None:
+            await asyncio.sleep(LOOK_EVERY)
+            since = [subscription.full_since for subscription in self._subscriptions.values()]
+            latest = time.monotonic() - patience
+            if any(at is not None and at < latest for at in (*since, self._sending_since)):
                 silent = f"Nothing was acknowledged for {patience:g} s."
                 self._end(Close.NOT_ACKNOWLEDGED, "failed", silent)
-                self._news.set()
-                return
 
     def _tell(self, frame: ServerFrame) -> None:
         self._control.append(frame)
         self._news.set()
+        if len(self._control) > UNSENT:
+            self._close(Close.TOO_FAST)
 
     # How things end
 
@@ -317,41 +353,35 @@ class Session:
         """Refuse something; too many of them end the socket."""
         self._tell(frames.Error(code=code, message=message))
         self._mistakes += 1
-        if self._mistakes >= self._limits.mistakes and self._closing is None:
-            self._closing = Close.BAD_FRAMES
+        if self._mistakes >= self._limits.mistakes:
+            self._close(Close.BAD_FRAMES)
 
     def _end(self, code: int, error: str, message: str) -> None:
         if self._closing is None:
             self._tell(frames.Error(code=error, message=message))
-            self._closing = code
+            self._close(code)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _close(self, code: int) -> None:
+        """Close when what has been told is sent, but soon."""
+        if self._closing is None:
+            self._closing = code
+            self._run(self._insist(code))
+
+    async def _insist(self, code: int) -> None:
+        await asyncio.wait([self._writer], timeout=LAST_WORDS)
+        if self._writer.cancel():
+            await asyncio.wait([self._writer])
+            with contextlib.suppress(OSError):
+                await self._socket.close_with(code)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("event=socket_failed", exc_info=error)
             self._end(Close.FAILED, "failed", "The server failed; connect again.")
-
-
-class _Pending:
-    """A subscription that is not open yet."""
-
-    action = target = ""
-    mask_key: Hashable = None
-    full_since: float | None = None
-
-    async def open(self) -> frames.Subscribed:
-        raise NotImplementedError
-
-    def next(self) -> None:
-        return None
-
-    def acked(self, cursor: int) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass

@@ -144,8 +144,10 @@ class EventStream:
             text = b""
             if taken is None:
                 silence = time.monotonic() - spoke
+                # Not wait_for: see until_recheck.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), max(0.0, HEARTBEAT - silence))
+                    async with asyncio.timeout(max(0.0, HEARTBEAT - silence)):
+                        await self._woken.wait()
                 if time.monotonic() - spoke >= HEARTBEAT:
                     text = server_sent.COMMENT
             elif isinstance(taken, Batch):
@@ -160,7 +162,8 @@ class EventStream:
         """Say why it ends, and end it."""
         body = server_sent.event(answers.error_body(code, message), name="ended")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._send(_body(body)), LAST_WORDS)
+            async with asyncio.timeout(LAST_WORDS):
+                await self._send(_body(body))
 
     async def _write(self, text: bytes) -> None:
         await self._send(_body(text, more=True))

@@ -21,8 +21,10 @@ from ..core.frames import (
     Subscribe,
     Subscribed,
 )
+from ..core.names import check_queue_name, check_stream_name
 from ..core.window import Window
 from .hub import Batch, Mask, Reader, hub_of_this_loop
+from .items import mask_key
 
 FRAME_RECORDS, FRAME_BYTES = WINDOW_RECORDS // 4, WINDOW_BYTES // 4
 READY_EVENTS = 100
@@ -55,6 +57,26 @@ class Subscription(Protocol):
         """Stop; safe to call twice, and while it opens."""
 
 
+class Pending:
+    """A subscription that nobody has said yes to."""
+
+    action = target = ""
+    mask_key: Hashable = None
+    full_since: float | None = None
+
+    async def open(self) -> Subscribed:
+        raise NotImplementedError
+
+    def next(self) -> None:
+        return None
+
+    def acked(self, cursor: int) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
 class _Windowed:
     """Sends no more than a window of what is unacknowledged."""
 
@@ -82,7 +104,7 @@ class StreamSubscription(_Windowed):
     def __init__(self, frame: Subscribe, mask: Mask | None, wake: Callable[[], object]) -> None:
         super().__init__(WINDOW_RECORDS)
         self.action, self.target = "stream.read", frame.stream or ""
-        self.mask_key = None if mask is None else mask.key
+        self.mask_key = mask_key(mask)
         self._frame = frame
         self._mask = mask
         self._wake = wake
@@ -212,3 +234,20 @@ class EventSubscription(_Windowed):
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+def check_name(frame: Subscribe) -> None:
+    """Raise `InvalidName` for a frame that names no stream and no queue that can be."""
+    if frame.stream is not None:
+        check_stream_name(frame.stream)
+    else:
+        check_queue_name(frame.events or "")
+
+
+def subscription_of(
+    frame: Subscribe, mask: Mask | None, wake: Callable[[], object]
+) -> StreamSubscription | EventSubscription:
+    """Make what the frame asks for; `mask` is for a stream's records."""
+    if frame.stream is None:
+        return EventSubscription(frame, wake)
+    return StreamSubscription(frame, mask, wake)
