@@ -44,4 +44,4 @@ batch_delivered = Signal()
 
 cursor_expired = Signal()
 """The channels of this process were told that they have missed messages. Arguments:
-`node`, `missed` (0: nobody knows how many)."""
+`node`, `missed` (0: nobody knows how many), `channels` (how many were told)."""

@@ -152,8 +152,11 @@ class LocalChannels:
             self._put(box, payload)
             self._wake([box])
 
-    def notify(self, node: str, missed: int) -> None:
-        """Tell every channel that is in some group that it missed messages of a node."""
+    def notify(self, node: str, missed: int) -> int:
+        """Tell every channel that is in some group that it missed messages of a node.
+
+        Returns how many channels that are.
+        """
         with self._lock:
             members = [box for box in self._boxes.values() if box.groups]
             for box in members:
@@ -168,6 +171,7 @@ class LocalChannels:
                     box.notices.append(notice)
                     box.items.append(notice)
             self._wake(members)
+            return len(members)
 
     async def receive(self, name: str) -> dict[str, Any]:
         """Return the channel's next message, or wait for it."""

@@ -45,10 +45,19 @@ class Reports:
         """`count` messages of another node reached the channels here."""
         signals.batch_delivered.send_robust(sender=Reports, count=count)
 
-    def notice(self, notice: Notice) -> None:
-        """The channels here were told that they missed something."""
-        logger.warning("event=cursor_expired node=%s missed=%d", notice.node, notice.missed)
-        signals.cursor_expired.send_robust(sender=Reports, node=notice.node, missed=notice.missed)
+    def notice(self, notice: Notice, channels: int) -> None:
+        """So many channels here were told that they missed something."""
+        if not channels:  # A process that has just started has nobody to tell.
+            return
+        logger.warning(
+            "event=cursor_expired node=%s missed=%d channels=%d",
+            notice.node,
+            notice.missed,
+            channels,
+        )
+        signals.cursor_expired.send_robust(
+            sender=Reports, node=notice.node, missed=notice.missed, channels=channels
+        )
 
     def fill(self, fill: float, now: float) -> None:
         """The fullest buffer is so full, 0 to 1, of what somebody still needs."""

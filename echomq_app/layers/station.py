@@ -295,8 +295,7 @@ class Station:
                     self.local.deliver(records)
                     self._reports.delivered(len(records))
                 case Notify(notice):
-                    self.local.notify(notice.node, notice.missed)
-                    self._reports.notice(notice)
+                    self._reports.notice(notice, self.local.notify(notice.node, notice.missed))
                 case Happened(what, details):
                     self._reports.happened(what, details)
                 case Send(address, frame):

@@ -125,7 +125,7 @@ async def test_a_node_that_falls_too_far_behind_is_told_exactly_once(
     names = [name for name, _ in heard_signals]
     assert {"buffer_flush", "buffer_expired", "sync_failure", "retry_scheduled"} <= set(names)
     assert [details for name, details in heard_signals if name == "cursor_expired"] == [
-        {"node": "a", "missed": 5}
+        {"node": "a", "missed": 5, "channels": 1}
     ]
 
 
