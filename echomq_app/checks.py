@@ -24,6 +24,7 @@ from django.utils.module_loading import import_string
 from . import conf
 from .core.names import check_queue_name
 from .exceptions import InvalidName
+from .layers.options import LayerOptions
 from .models import Record, sql
 
 _TASK_BACKENDS = "echomq_app.jobs."
@@ -183,6 +184,30 @@ def check_redis_timeouts(app_configs: object = None, **kwargs: Any) -> Iterator[
             '{"address": "redis://localhost:6379", "socket_timeout": None}.',
             id="echomq.W004",
         )
+
+
+@register()
+def check_echo_layers(app_configs: object = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Every EchoChannelLayer can be made, and its transport leads to other processes."""
+    for alias, layer in channel_layers.configs.items():
+        if not str(layer.get("BACKEND", "")).endswith("layers.EchoChannelLayer"):
+            continue
+        try:
+            transport = LayerOptions.from_config(layer.get("CONFIG") or {}).transport_settings()
+        except ImproperlyConfigured as error:
+            yield checks.Error(
+                f"CHANNEL_LAYERS[{alias!r}]: {error}",
+                hint="docs/layer.md lists the options.",
+                id="echomq.E008",
+            )
+            continue
+        if transport is not None and str(transport["BACKEND"]).endswith("InMemoryChannelLayer"):
+            yield checks.Warning(
+                f"CHANNEL_LAYERS[{alias!r}] has an in-memory layer as its transport, and that "
+                "carries nothing anywhere.",
+                hint='Leave out "transport": the layer then works within this process.',
+                id="echomq.W006",
+            )
 
 
 @register(Tags.database)

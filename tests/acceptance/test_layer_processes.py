@@ -14,6 +14,9 @@ from tests.integration.layers import QUICK, clean_layers, subscriber, take
 from tests.layers import CORE, PUBSUB, Layers, hung_server, run_program
 
 transports = pytest.mark.parametrize("backend", [CORE, PUBSUB])
+# Where the transport makes no difference, one of them is enough.
+on_core = pytest.mark.parametrize("backend", [CORE])
+on_pubsub = pytest.mark.parametrize("backend", [PUBSUB])
 
 SEND = """
 import asyncio
@@ -84,7 +87,7 @@ async def test_a_command_that_sends_one_message_and_exits(
     await ear.hears(2)
 
 
-@transports
+@on_core
 async def test_a_command_that_sends_thousands_and_exits(
     backend: str, redis_url: str, ear: Ear
 ) -> None:
@@ -92,7 +95,7 @@ async def test_a_command_that_sends_thousands_and_exits(
     await ear.hears(*range(3000))
 
 
-@transports
+@on_pubsub
 async def test_from_threads_and_from_a_loop_of_ones_own(
     backend: str, redis_url: str, ear: Ear
 ) -> None:
@@ -125,7 +128,7 @@ send(3)
     await ear.hears(1, 2, 3)
 
 
-@transports
+@on_pubsub
 async def test_from_a_child_of_multiprocessing(backend: str, redis_url: str, ear: Ear) -> None:
     program = """
 import multiprocessing
@@ -140,7 +143,7 @@ send(3)
     await ear.hears(1, 2, 3)
 
 
-@transports
+@on_core
 async def test_a_child_has_no_channels_of_its_parent(
     backend: str, redis_url: str, ear: Ear
 ) -> None:
@@ -166,7 +169,7 @@ assert asyncio.run(get_channel_layer().receive(channel))["n"] == 1
     await ear.hears(1)
 
 
-@transports
+@on_core
 async def test_a_process_that_has_nothing_to_send_ends_at_once(
     backend: str, redis_url: str, ear: Ear
 ) -> None:
@@ -179,8 +182,10 @@ asyncio.run(main())
     assert await run(program, backend, redis_url) < 2.0
 
 
-@pytest.mark.parametrize("program", ["pass", "send(1)", "get_channel_layer()._station.start()"])
-@transports
+@pytest.mark.parametrize(
+    ("backend", "program"),
+    [(CORE, "get_channel_layer()._station.start()"), (CORE, "send(1)"), (PUBSUB, "send(1)")],
+)
 async def test_a_hung_broker_holds_no_exit(backend: str, program: str) -> None:
     with hung_server() as url:
         spent = await run(f"import logging; logging.disable()\n{program}", backend, url)
@@ -207,7 +212,7 @@ assert threading.active_count() == before == 1
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@transports
+@on_pubsub
 async def test_a_process_whose_own_loop_is_saturated_is_no_lost_node(
     backend: str, redis_url: str, ear: Ear
 ) -> None:

@@ -27,7 +27,7 @@ from tests.servers.proxy import private_proxy
 from tests.wait import wait_until
 
 LONG = hypothesis.settings.get_current_profile_name() == "chaos"
-TIMEOUT = 0.4
+TIMEOUT = 0.3
 OPTIONS = {
     "batch_interval": 0.02,
     "call_timeout": TIMEOUT,

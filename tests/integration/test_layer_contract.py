@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,8 +19,10 @@ from django.test import override_settings
 from echomq_app import engine, events
 from echomq_app.core.ids import new_job_id
 from echomq_app.layers import CursorExpiredMixin, EchoChannelLayer, drain
-from tests.integration.layers import Nodes, clean_layers, state, subscriber, take, write
+from tests.integration.layers import Nodes, clean_layers, meet, state, subscriber, take, write
 from tests.layer_transport import KINDS
+from tests.layers import CORE, PUBSUB
+from tests.servers import Redis
 from tests.wait import wait_until, wait_until_async
 
 
@@ -514,3 +516,21 @@ async def test_a_transport_that_writes_json(redis_url: str) -> None:
         await a._station.joined()
         await write(a, 1)
         assert await take(b, channel) == [1]
+
+
+@pytest.mark.parametrize("backend", [CORE, PUBSUB])
+async def test_a_transport_of_several_hosts(backend: str, make_redis: Callable[..., Redis]) -> None:
+    hosts = [make_redis().url, make_redis().url]
+
+    def make(node: str) -> EchoChannelLayer:
+        transport = {"BACKEND": backend, "CONFIG": {"hosts": hosts}}
+        return EchoChannelLayer(transport=transport, node=node)
+
+    with clean_layers():
+        nodes = [make(f"n{number}") for number in range(4)]
+        channels = [await subscriber(node) for node in nodes]
+        await meet(*nodes)
+        for number, node in enumerate(nodes):
+            await write(node, number)
+        for node, channel in zip(nodes, channels, strict=True):
+            assert sorted(await take(node, channel, 4)) == [0, 1, 2, 3]

@@ -8,6 +8,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
+from echomq_app import checks
 from echomq_app.layers import EchoChannelLayer
 from echomq_app.layers.options import LayerOptions
 
@@ -50,6 +51,22 @@ def test_an_alias_is_looked_up() -> None:
     redis = {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": ["x"]}}
     with override_settings(CHANNEL_LAYERS={"redis": redis}):
         assert LayerOptions.from_config({"transport": "redis"}).transport_settings() == redis
+
+
+def test_the_system_check_finds_a_wrong_layer() -> None:
+    wrong = {"BACKEND": "echomq_app.layers.EchoChannelLayer", "CONFIG": {"buffer_size": 0}}
+    missing = {**wrong, "CONFIG": {"transport": "nowhere"}}
+    nowhere = {
+        **wrong,
+        "CONFIG": {"transport": {"BACKEND": "channels.layers.InMemoryChannelLayer"}},
+    }
+    fine = {"BACKEND": "echomq_app.layers.EchoChannelLayer"}
+    layers = {"default": wrong, "missing": missing, "memory": nowhere, "fine": fine}
+    with override_settings(CHANNEL_LAYERS=layers):
+        found = list(checks.check_echo_layers())
+    assert [message.id for message in found] == ["echomq.E008", "echomq.E008", "echomq.W006"]
+    assert "'default'" in found[0].msg
+    assert "buffer_size" in found[0].msg
 
 
 def test_a_node_has_a_name_that_tells_where_it_is() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.echo_simulation import Simulation, chaos
 
-RUNS = 200
+RUNS = 100
 
 
 @pytest.mark.parametrize("part", range(4))
