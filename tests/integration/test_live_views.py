@@ -336,7 +336,12 @@ def test_no_token_for_nobody(user: User) -> None:
     assert Client().post("/echomq/token", headers=bearer).status_code == 403  # no token of a token
 
 
-def test_a_token_asks_for_djangos_csrf_token(user: User) -> None:
+@pytest.mark.parametrize("middleware", [True, False])
+def test_a_token_asks_for_djangos_csrf_token(
+    user: User, settings: Settings, middleware: bool
+) -> None:
+    if not middleware:
+        settings.MIDDLEWARE = [name for name in settings.MIDDLEWARE if "Csrf" not in name]
     client = Client(enforce_csrf_checks=True)
     client.force_login(user)
     assert client.post("/echomq/token").status_code == 403
