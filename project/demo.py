@@ -35,6 +35,7 @@ from project.private_redis import find_redis_server, redis_command
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT = 30.0
+PORT_MAX = 65_535
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -162,6 +163,8 @@ def _accepts(path: Path) -> bool:
 def _listen() -> socket.socket:
     """Return a listening socket: bound here, so nobody can take the port in between."""
     wanted = os.environ.get("PORT")
+    if wanted and not (wanted.isdecimal() and int(wanted) <= PORT_MAX):
+        raise CannotStart(f"PORT is a number up to {PORT_MAX}, not {wanted!r}.")
     for port in [int(wanted)] if wanted else [8000, 0]:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from project import demo as project_demo
 from project.children import Child
 from project.private_redis import find_redis_server
 from tests.servers import listening_socket
@@ -128,6 +129,13 @@ def test_port_that_is_taken_is_named(start_demo: Demo) -> None:
         demo = start_demo(PORT=port)
         assert demo.wait() == 1
     assert f"port {port}: Address already in use" in demo.output
+
+
+@pytest.mark.parametrize("port", ["http", "65536", "-1"])
+def test_port_that_is_none_is_named(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", port)
+    with pytest.raises(project_demo.CannotStart, match=f"not '{port}'"):
+        project_demo._listen()
 
 
 def test_interrupted_while_it_starts(start_demo: Demo) -> None:
