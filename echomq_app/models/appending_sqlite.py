@@ -40,8 +40,10 @@ def append(
         with transaction.atomic(using=connection.alias, savepoint=False):
             with connection.cursor() as cursor:
                 # A write first, even if the row is there: it takes the write lock.
-                insert_stream(cursor, connection, name)
+                made = insert_stream(cursor, connection, name)
                 outcome = _write_sqlite(cursor, connection, name, records, expected_cursor)
+                if made and isinstance(outcome, WrongExpectedCursor):
+                    cursor.execute("DELETE FROM echomq_stream WHERE name = %s", (name,))
     except OperationalError as error:
         if _TABLE_LOCKED in str(error):
             raise DatabaseLocked(

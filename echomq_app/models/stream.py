@@ -130,15 +130,18 @@ class Outbox(models.Model):
         return f"{self.stream} #{self.pk}"
 
 
-def insert_stream(cursor: Any, connection: BaseDatabaseWrapper, name: str) -> None:
-    """Create a stream's row if it isn't there. A write in any case: SQLite takes its lock."""
+def insert_stream(cursor: Any, connection: BaseDatabaseWrapper, name: str) -> bool:
+    """Create a stream's row if it isn't there; tell whether it was so.
+
+    A write in any case: SQLite takes its lock.
+    """
     cursor.execute(
         "INSERT INTO echomq_stream (name, epoch, first_position, created_at)"
         " VALUES (%s, %s, 0, %s) ON CONFLICT (name) DO NOTHING",
         (name, new_epoch(), stored(now(), connection)),
     )
     if cursor.rowcount < 1:
-        return
+        return False
     # Only after a restore of one table without the other: these would be its history.
     cursor.execute(
         "SELECT s.id FROM echomq_stream s WHERE s.name = %s"
@@ -151,3 +154,4 @@ def insert_stream(cursor: Any, connection: BaseDatabaseWrapper, name: str) -> No
             f"stream {name} can't be made: its number {lost[0]} has records of a lost stream. "
             "Restore the rows of echomq_stream too, or delete those records."
         )
+    return True

@@ -161,6 +161,14 @@ class TestExpectedCursor:
             orders.append({"n": 1}, expected_cursor=1)
         assert numbers(orders.replay()) == [0, 1]
 
+    def test_conflict_makes_no_stream(self) -> None:
+        stream = Stream("unwritten")
+        with pytest.raises(WrongExpectedCursor, match="is at cursor 0, not at the expected 5"):
+            stream.append({"n": 0}, expected_cursor=5, idempotency_key="a")
+        with pytest.raises(UnknownStream):
+            stream.info()
+        assert stream.append({"n": 0}, expected_cursor=0).position == 0
+
     @pytest.mark.parametrize("wrong", [-1, "1", True, 1.0])
     def test_is_a_count(self, orders: Stream, wrong: object) -> None:
         with pytest.raises(InvalidArgument):

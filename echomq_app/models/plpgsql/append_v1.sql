@@ -37,6 +37,11 @@ BEGIN
     -- As echomq_lock_stream_v1 does: to call it costs more than the look-up.
     SELECT * INTO s FROM echomq_stream WHERE name = stream_name FOR NO KEY UPDATE;
     IF NOT FOUND THEN
+        IF expected_cursor > 0 AND jsonb_array_length(records) > 0 THEN
+            RETURN QUERY SELECT NULL::integer, NULL::uuid, NULL::bigint, NULL::timestamptz,
+                false, NULL::text, 0::bigint;
+            RETURN;
+        END IF;
         s := echomq_lock_stream_v1(stream_name);
     END IF;
     SELECT r.position, r.recorded_at INTO last_one
