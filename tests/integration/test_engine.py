@@ -534,3 +534,10 @@ def test_the_in_memory_layer_needs_no_thread(redis_url: str) -> None:
             assert waiter.wait(0)
         assert engine.flush(1)
         assert not the_engine._thread.running
+
+
+def test_a_layer_that_cannot_be_made_fails_no_append(caplog: pytest.LogCaptureFixture) -> None:
+    """An append has committed when it tells of it: what is wrong here must not look as if not."""
+    with use_layers(channel_layers("no.such.Layer")):
+        engine.notify(GROUP)
+    assert "event=notify_failed" in caplog.text
