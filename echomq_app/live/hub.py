@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from django.db import router
 
 from ..core.names import check_stream_name
+from ..core.records import check_filter
 from ..models import Record
 from .items import Filter, Mask
 from .pages import Pages
@@ -52,10 +53,11 @@ class Hub:
 
         Creates the stream if there is none. A place that is none any more isn't an error:
         the reader's first `take` says so, with `Expired`. `wake` is called in this loop
-        when there may be something to take. Raises `InvalidName`; waits while the database
-        is away.
+        when there may be something to take. Raises `InvalidName`, and `InvalidPayload` for a
+        filter that no record can match; waits while the database is away.
         """
         check_stream_name(name)
+        check_filter(types, key)
         tail = self._tail(name, using or router.db_for_write(Record))
         with tail.held():
             reader = Reader(tail, await tail.look(), Filter.of(types, key), mask, wake)

@@ -34,7 +34,8 @@ class LoadedPage(msgspec.Struct, frozen=True, kw_only=True):
     """The records from a page's start on, and what the stream held then.
 
     `end` is the cursor after it, past what a filter skipped. `first` above a cursor means
-    that what stood there has been trimmed. `head` was the write cursor.
+    that what stood there has been trimmed. `head` was the write cursor. One that doesn't
+    last is for those who wait for it: its life ended meanwhile.
     """
 
     start: int
@@ -44,6 +45,7 @@ class LoadedPage(msgspec.Struct, frozen=True, kw_only=True):
     end_tail: str
     first: int
     head: int
+    lasts: bool
 
     def at(self, cursor: int) -> list[Item]:
         """Return the items from `cursor` on."""
@@ -99,6 +101,8 @@ class Pages:
             page = await read(name)
         finally:
             del self._coming[name]
+        if not page.lasts:
+            return page
         old = self._kept.pop(name, None)
         self._kept_bytes += page.size - (old.size if old else 0)
         self._kept[name] = page

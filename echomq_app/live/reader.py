@@ -96,6 +96,7 @@ class Reader:
         self._sent = life.head  # what the page has been told; behind the cursor by skipped ones
         self._notice: Expired | None = None
         self._page: LoadedPage | None = None
+        self._waits = False  # for a page, which calls `_page_came`
 
     async def begin(self, place: int | str | None) -> None:
         """Go to a place: a token, a cursor, `first`, or `head` (`None`)."""
@@ -147,7 +148,7 @@ class Reader:
         if life is not self._life:
             if life is None:
                 return None
-            requested, self._life = self._sent, life
+            requested, self._life, self._waits = self._sent, life, False
             return self._expired(self._tail.broken, requested)
         return self._fill(most, most_bytes)
 
@@ -214,10 +215,13 @@ class Reader:
             case Gap():
                 items = life.ring.slice(cursor, limit)
                 return _Stretch(items, items[-1].position + 1, items[-1].tail)
+        if self._waits:
+            return None
         page = self._page
         if page is None or not self._only or not page.start <= cursor < page.end:
-            page = self._tail.page_at(life, cursor, self._only, self.wake)
+            page = self._tail.page_at(life, cursor, self._only, self._page_came)
         self._page = page if self._only else None  # of no use to other readers
+        self._waits = page is None
         if page is None:
             return None
         if page.first > cursor:
@@ -232,6 +236,10 @@ class Reader:
             items = items[:limit]
             return _Stretch(items, items[-1].position + 1, items[-1].tail)
         return _Stretch(items, page.end, page.end_tail)
+
+    def _page_came(self) -> None:
+        self._waits = False
+        self.wake()
 
     def _expired(self, reason: str, requested: int | None) -> Expired:
         """Go to the head, and say what that leaves out."""

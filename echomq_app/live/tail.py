@@ -183,7 +183,7 @@ class StreamTail:
         if cursor == life.head:
             return life.head_tail
         before = cursor - 1
-        if before < life.first or before > life.head:
+        if before < life.first or before >= life.head:
             return ""
         if before >= life.ring.first:
             return life.ring.slice(before, 1)[0].tail
@@ -234,16 +234,16 @@ class StreamTail:
         """Read what is new; return whether something came, and whether there is more."""
         life = self.life
         if life is None:
-            self.life = await self._database(self._begin)
+            self.life = await self._database(self._begin, urgent=True)
             return True, False
         read = partial(self._read, life.head, Filter(), self._page_size)
-        snapshot, items = await self._database(read)
+        snapshot, items = await self._database(read, urgent=True)
         broken = verify(snapshot.place, life.token)
         if broken is not None:
             logger.warning("event=tail_broken stream=%s error=%s", self.name, broken)
             self.broken = broken.reason if isinstance(broken, CursorInvalid) else "trimmed"
             self._pages.forget(life)
-            self.life = await self._database(self._begin)
+            self.life = await self._database(self._begin, urgent=True)
             return True, False
         life.first = snapshot.place.first_position
         if not items:
@@ -252,8 +252,8 @@ class StreamTail:
         life.add(items)
         return True, life.head < snapshot.place.write_cursor
 
-    async def _database(self, call: Callable[[], T]) -> T:
-        return await self._threads.run(self.using, call)
+    async def _database(self, call: Callable[[], T], *, urgent: bool = False) -> T:
+        return await self._threads.run(self.using, call, urgent=urgent)
 
     def _begin(self) -> Life:
         """In a thread: begin at the head. Who asks for a stream first creates it."""
@@ -290,6 +290,8 @@ class StreamTail:
 
     async def _read_page(self, name: PageName) -> LoadedPage:
         for attempt in itertools.count(1):
+            if self.failure is not None:
+                raise self.failure  # nobody waits for it any more
             try:
                 read = partial(self._read, name.start, name.only, name.size)
                 snapshot, items = await self._database(read)
@@ -303,7 +305,14 @@ class StreamTail:
             # Another life; whoever wanted this page finds the new one when it is told.
             await self.look()
             return LoadedPage(
-                start=name.start, items=[], size=0, end=name.start, end_tail="", first=0, head=0
+                start=name.start,
+                items=[],
+                size=0,
+                end=name.start,
+                end_tail="",
+                first=0,
+                head=0,
+                lasts=False,
             )
         if not name.only:
             self._fit_page_size(items)
@@ -315,6 +324,7 @@ class StreamTail:
             end_tail=snapshot.end_tail,
             first=place.first_position,
             head=place.write_cursor,
+            lasts=life is name.life and self.failure is None,
         )
 
     def _page_name(self, life: Life, cursor: int, only: Filter) -> PageName:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import TypeVar
+from queue import Empty, PriorityQueue
+from typing import NamedTuple, TypeVar
 
 from django.db import Error, connections
 
@@ -26,16 +27,28 @@ T = TypeVar("T")
 _Job = Callable[[contextlib.ExitStack, set[str]], None]
 
 
+class _Waiting(NamedTuple):
+    """A job and its place in the queue."""
+
+    patient: bool
+    number: int
+    job: _Job
+
+
 class DatabaseThreads:
     """Runs sync database work for async code, on at most `MOST` threads."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._jobs: PriorityQueue[_Waiting] = PriorityQueue()
+        self._count = itertools.count()
         self._lock = threading.Lock()
         self._threads = self._idle = 0
 
-    async def run(self, using: str, call: Callable[[], T]) -> T:
-        """Run `call` in one of the threads; `connections[using]` is a private one there."""
+    async def run(self, using: str, call: Callable[[], T], *, urgent: bool = False) -> T:
+        """Run `call` in one of the threads; `connections[using]` is a private one there.
+
+        What is urgent goes before all that waits and isn't.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -54,12 +67,12 @@ class DatabaseThreads:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
                 loop.call_soon_threadsafe(settle)
 
-        self._submit(job)
+        self._submit(job, urgent=urgent)
         return await future
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: _Job, *, urgent: bool = False) -> None:
         with self._lock:
-            self._jobs.put(job)
+            self._jobs.put(_Waiting(not urgent, next(self._count), job))
             if self._threads < MOST and self._idle < self._jobs.qsize():
                 self._threads += 1
                 threading.Thread(target=self._work, name="echomq-live", daemon=True).start()
@@ -75,21 +88,22 @@ class DatabaseThreads:
         with self._lock:
             self._idle += 1
         try:
-            return self._jobs.get(timeout=IDLE)
+            job: _Job | None = self._jobs.get(timeout=IDLE).job
         except Empty:
-            return self._last_look()
-        finally:
-            with self._lock:
-                self._idle -= 1
+            job = None
+        with self._lock:
+            # Together, or a job that comes now would be left to one that has just ended.
+            self._idle -= 1
+            if job is None:
+                job = self._last_look()
+        return job
 
     def _last_look(self) -> _Job | None:
-        # Under the lock, so a job is either seen here, or finds one thread fewer.
-        with self._lock:
-            try:
-                return self._jobs.get_nowait()
-            except Empty:
-                self._threads -= 1
-                return None
+        try:
+            return self._jobs.get_nowait().job
+        except Empty:
+            self._threads -= 1
+            return None
 
 
 def _result(future: asyncio.Future[T], result: T) -> Callable[[], None]:

@@ -1,0 +1,202 @@
+"""What would stall the hub, or end it for all, or make it grow: each a moment that seldom comes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from echomq_app.core.records import StreamRecord
+from echomq_app.exceptions import InvalidName, InvalidPayload
+from echomq_app.live.hub import Batch, Expired, hub_of_this_loop
+from echomq_app.live.threads import DatabaseThreads
+from echomq_app.models import paging
+from echomq_app.stream import Stream
+from tests.wait import wait_until_async
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+async def fill(name: str, number: int) -> None:
+    await Stream(name).aappend_many([{"data": {"n": n}} for n in range(number)])
+
+
+def test_work_that_comes_as_the_last_thread_ends_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echomq_app.live.threads.IDLE", 0.01)
+    threads = DatabaseThreads()
+    came, done = threading.Event(), threading.Event()
+
+    class Lock:
+        def __init__(self) -> None:
+            self.real = threading.Lock()
+
+        def __enter__(self) -> None:
+            self.real.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            ends = threads._threads == 0
+            self.real.release()
+            if ends and not came.is_set():
+                came.set()
+                threads._submit(lambda *held: done.set())
+
+    started = threading.Event()
+    threads._submit(lambda *held: started.set())
+    assert started.wait(30)
+    threads._lock = Lock()  # type: ignore[assignment]
+    assert came.wait(30)
+    assert done.wait(10)
+
+
+@pytest.mark.parametrize("place", [4, "token"])
+async def test_ahead_by_a_single_record(place: Any) -> None:
+    """A backup that lacks just the last one."""
+    await fill("orders", 3)
+    if place == "token":
+        place = f"{(await Stream('orders').ainfo()).epoch}:4:00000000"
+    reader = await hub_of_this_loop().open("orders", place, wake=bool)
+    notice = reader.take(10, 1_000)
+    assert isinstance(notice, Expired) and (notice.reason, notice.requested) == ("ahead", 4)
+    assert not reader.opened.recovered
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"key": "\0"}, InvalidPayload),
+        ({"key": "\ud800"}, InvalidPayload),
+        ({"types": ["\0"]}, InvalidPayload),
+        ({"types": ["x" * 101]}, InvalidName),
+    ],
+)
+async def test_a_filter_that_no_database_takes(more: Any, error: Any) -> None:
+    """It must not reach the database, which would be asked again and again, or all be ended."""
+    with pytest.raises(error):
+        await hub_of_this_loop().open("orders", "first", wake=bool, **more)
+
+
+async def test_a_life_that_is_over_is_not_kept_by_a_page_that_comes_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await fill("orders", 300)
+    hub = hub_of_this_loop()
+    go, read = threading.Event(), paging.read_stored_page
+    woken = asyncio.Event()
+    reader = await hub.open("orders", 0, wake=woken.set)
+
+    def late(*args: Any, **options: Any) -> Any:
+        assert go.wait(30)
+        return read(*args, **options)
+
+    monkeypatch.setattr(paging, "read_stored_page", late)
+    assert reader.take(10, 1_000) is None
+    reader.close()
+    await wait_until_async(reader._tail._task.done)
+    go.set()
+    await wait_until_async(lambda: not hub._pages._coming)
+    assert not hub._pages._kept
+
+
+async def test_pages_are_not_read_for_ever_for_a_stream_that_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await fill("orders", 300)
+    monkeypatch.setattr("echomq_app.live.tail.full_jitter", lambda *args, **more: 0.01)
+    hub = hub_of_this_loop()
+    reader = await hub.open("orders", 0, wake=bool)
+
+    def failing(*args: Any, **options: Any) -> Any:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(paging, "read_stored_page", failing)
+    assert reader.take(10, 1_000) is None
+    reader.close()
+    await wait_until_async(lambda: not hub._pages._coming)
+
+
+async def test_a_reader_that_waits_for_a_page_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others on its socket have news meanwhile, and it is asked each time."""
+    await fill("orders", 300)
+    go, read = threading.Event(), paging.read_stored_page
+    woken = asyncio.Event()
+    hub = hub_of_this_loop()
+    reader = await hub.open("orders", 0, wake=woken.set)
+
+    def late(*args: Any, **options: Any) -> Any:
+        assert go.wait(30)
+        return read(*args, **options)
+
+    monkeypatch.setattr(paging, "read_stored_page", late)
+    for _ in range(100):
+        assert reader.take(10, 1_000) is None
+    (task,) = hub._pages._coming.values()
+    assert len(task._callbacks) < 10
+    go.set()
+    await wait_until_async(lambda: isinstance(reader.take(10, 1_000), Batch))
+    reader.close()
+
+
+async def test_what_is_new_is_read_before_what_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters that match nothing keep the threads busy; who follows live must not wait for them."""
+    await fill("orders", 5)
+    hub = hub_of_this_loop()
+    read, order, busy = paging.read_stored_page, [], threading.Event()
+
+    def noting(using: str, name: str, cursor: Any, **options: Any) -> Any:
+        order.append("live" if options["with_pending"] else "page")
+        busy.wait(30)
+        return read(using, name, cursor, **options)
+
+    woken = asyncio.Event()
+    reader = await hub.open("orders", wake=woken.set)
+    old = [await hub.open("orders", 0, wake=bool, types=[f"t{n}"]) for n in range(20)]
+    monkeypatch.setattr(paging, "read_stored_page", noting)
+    for one in old:
+        assert one.take(10, 1_000) is None
+    await wait_until_async(lambda: len(order) == 2)
+    await fill("orders", 1)
+    tail = next(iter(hub._tails.values()))
+    tail._poke()
+    # Until the tail's read waits its turn, behind eighteen others.
+    await wait_until_async(lambda: hub._threads._jobs.qsize() == 19 or "live" in order)
+    busy.set()
+    await asyncio.wait_for(woken.wait(), 10)
+    assert order.index("live") <= 3, order
+    for one in (reader, *old):
+        one.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Hiding:
+    key = "public"
+
+    def __call__(self, record: StreamRecord) -> StreamRecord | None:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Showing:
+    key = "public"
+
+    def __call__(self, record: StreamRecord) -> StreamRecord | None:
+        return record
+
+
+async def test_two_kinds_of_masks_with_one_key_are_two() -> None:
+    """As of two consumers on one stream: what one shows must not reach the other's users."""
+    await fill("orders", 3)
+    woken = asyncio.Event()
+    showing = await hub_of_this_loop().open("orders", 0, wake=woken.set, mask=Showing())
+    hiding = await hub_of_this_loop().open("orders", 0, wake=bool, mask=Hiding())
+    while not isinstance(batch := showing.take(10, 10_000), Batch):
+        await asyncio.wait_for(woken.wait(), 10)
+        woken.clear()
+    assert len(batch.records) == 3
+    assert hiding.take(10, 10_000) is None
+    showing.close()
+    hiding.close()
