@@ -143,7 +143,9 @@ class StreamSubscription(_Windowed):
             return None
         sub = self._frame.sub
         if isinstance(taken, Batch):
-            self._window.sent(taken.cursor, records=len(taken.records), bytes=taken.size)
+            # One without records is something to send as well, and to acknowledge.
+            number = max(1, len(taken.records))
+            self._window.sent(taken.cursor, records=number, bytes=taken.size)
             self._note()
             return Records(
                 sub=sub,
