@@ -25,9 +25,6 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str = ""
 
 
-_FIELDS = frozenset(NewRecord.__struct_fields__)
-
-
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Where an appended record stands.
 
@@ -161,12 +158,13 @@ def as_record(given: NewRecord | Mapping[str, Any]) -> NewRecord:
             f"A record is a dict or a NewRecord, not {type(given).__name__}; "
             "put your value under 'data'."
         )
-    if "data" not in given or not given.keys() <= _FIELDS:
+    try:
+        return NewRecord(**given)
+    except TypeError:
         raise InvalidPayload(
             "A record has 'data', and may have 'type', 'key', 'headers' and 'idempotency_key'; "
             f"got {', '.join(sorted(map(repr, given)))}."
-        )
-    return NewRecord(**given)
+        ) from None
 
 
 def encode_record(record: NewRecord, *, limit: int) -> bytes:
