@@ -60,29 +60,32 @@ def check_settings(app_configs: object = None, **kwargs: Any) -> list[CheckMessa
 
 
 @register()
-def check_authorize(app_configs: object = None, **kwargs: Any) -> list[CheckMessage]:
-    """The path in ECHOMQ["AUTHORIZE"] leads to something that can be called."""
+def check_rules(app_configs: object = None, **kwargs: Any) -> list[CheckMessage]:
+    """The paths in ECHOMQ["AUTHORIZE"] and ["MASK"] lead to something that can be called."""
     try:
-        path = conf.current().AUTHORIZE
+        ours = conf.current()
     except ImproperlyConfigured:
         return []  # check_settings says so
+    return [
+        checks.Error(
+            f"ECHOMQ[{name!r}] is {getattr(ours, name)!r}, and that {problem}.",
+            hint=f"Name a function {form}. Until then no page gets anything.",
+            id="echomq.E007",
+        )
+        for name, form in conf.RULES.items()
+        if (problem := _wrong_path(getattr(ours, name)))
+    ]
+
+
+def _wrong_path(path: object) -> str:
+    """Say what is wrong with the dotted path of something callable; empty if nothing is."""
     if not isinstance(path, str):
-        return []
+        return ""
     try:
         what = import_string(path)
     except ImportError as error:
-        problem = f"leads nowhere: {error}"
-    else:
-        if callable(what):
-            return []
-        problem = f"leads to {what!r}, which can't be called"
-    return [
-        checks.Error(
-            f"ECHOMQ['AUTHORIZE'] is {path!r}, and that {problem}.",
-            hint="Name a function (user, action, target) -> bool. Until then every page is denied.",
-            id="echomq.E007",
-        )
-    ]
+        return f"leads nowhere: {error}"
+    return "" if callable(what) else f"leads to {what!r}, which can't be called"
 
 
 @register()

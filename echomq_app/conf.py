@@ -17,6 +17,12 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+RULES = {
+    "AUTHORIZE": "(user, action, target) -> bool",
+    "MASK": "(user, stream) -> Mask | None",
+}
+"""Settings that are code of the project's."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EchoMQSettings:
@@ -60,6 +66,10 @@ class EchoMQSettings:
     """Who may read what from a page: a callable `(user, action, target) -> bool`, sync or async,
     or the dotted path of one. `None`: Django's permissions."""
 
+    MASK: str | Callable[..., Any] | None = None
+    """What users see of a stream's records: a callable `(user, stream) -> Mask | None`, sync or
+    async, or the dotted path of one."""
+
     AUTHORIZE_INTERVAL: float = 60.0
     """How often a page that stays connected is asked about again, at least."""
 
@@ -75,13 +85,13 @@ class EchoMQSettings:
                     f"ECHOMQ[{field.name!r}] has to be a positive number, not {value!r}."
                 )
         _check_retention(self.RETENTION)
-        if not (
-            self.AUTHORIZE is None or isinstance(self.AUTHORIZE, str) or callable(self.AUTHORIZE)
-        ):
-            raise ImproperlyConfigured(
-                'ECHOMQ["AUTHORIZE"] has to be a callable (user, action, target) -> bool, or the '
-                f"dotted path of one, not {self.AUTHORIZE!r}."
-            )
+        for name, form in RULES.items():
+            rule = getattr(self, name)
+            if not (rule is None or isinstance(rule, str) or callable(rule)):
+                raise ImproperlyConfigured(
+                    f"ECHOMQ[{name!r}] has to be a callable {form}, or the dotted path of one, "
+                    f"not {rule!r}."
+                )
 
 
 @cache

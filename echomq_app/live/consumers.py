@@ -20,6 +20,7 @@ from . import access
 from .access import Identity
 from .hub import Mask
 from .limits import Limits
+from .masks import mask_of
 from .session import Session
 
 
@@ -42,10 +43,11 @@ class EchoConsumer(AsyncWebsocketConsumer):
     async def mask_for(self, identity: Identity, stream: str) -> Mask | None:
         """Return what this user sees of the stream's records; `None`: all of them, whole.
 
-        Asked once for each subscription. A mask has a `key`: users with the same key see the
-        same, and each record is masked and encoded once for them all.
+        Asked for each subscription, and again with `may`; see `ECHOMQ["MASK"]`, which is asked
+        by default. A mask has a `key`: users with the same key see the same, and each record
+        is masked and encoded once for them all.
         """
-        return None
+        return await mask_of(identity, stream)
 
     async def who(self) -> Identity:
         """Find out whose this socket is, from the session's cookie."""

@@ -11,7 +11,7 @@ from ..core.tokens import requested_cursor, verify
 from ..models import paging
 from ..stream import Stream
 from .answers import Wanted, expired_body
-from .items import make_items
+from .items import Mask, make_items
 
 
 class _RecordPage(Struct, tag="records", tag_field="type", kw_only=True):
@@ -26,8 +26,11 @@ class _RecordPage(Struct, tag="records", tag_field="type", kw_only=True):
     epoch: str
 
 
-def record_page(name: str, question: Wanted) -> bytes:
-    """Return the page as JSON. Raises `UnknownStream`, `CursorExpired` or `CursorInvalid`."""
+def record_page(name: str, question: Wanted, mask: Mask | None) -> bytes:
+    """Return the page as JSON, as the mask shows it.
+
+    Raises `UnknownStream`, `CursorExpired` or `CursorInvalid`.
+    """
     start, token, _ = requested_cursor(question.place)
     snapshot = paging.read_stored_page(
         Stream(name).using,
@@ -48,7 +51,11 @@ def record_page(name: str, question: Wanted) -> bytes:
     return msgspec.json.encode(
         _RecordPage(
             since=place.first_position if start is None else start,
-            records=[item.raw for item in make_items(snapshot.records)],
+            records=[
+                raw
+                for item in make_items(snapshot.records)
+                if (raw := item.shown(mask, name, place.epoch)) is not None
+            ],
             cursor=snapshot.end_cursor,
             resume=token_of(place.epoch, snapshot.end_cursor, tail),
             first=place.first_position,

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from typing import Any
 
 import msgspec
@@ -26,6 +26,8 @@ from ..exceptions import BadToken, UnknownStream
 from . import access, answers
 from .answers import Refused, Wanted, refused
 from .hub import Batch, Expired, Reader, hub_of_this_loop
+from .items import mask_key
+from .masks import mask_of
 from .pushback import Pushback, pushback_of
 
 logger = logging.getLogger("echomq.live")
@@ -64,15 +66,22 @@ async def _answer(scope: Mapping[str, Any], name: str, send: Send) -> None:
         await _refuse(send, refusal)
         return
     woken = asyncio.Event()
-    hub = hub_of_this_loop()
-    reader = await hub.open(
-        name, question.place, types=question.types, key=question.key, wake=woken.set
+    mask = await mask_of(identity, name)
+    reader = await hub_of_this_loop().open(
+        name,
+        question.place,
+        types=question.types,
+        key=question.key,
+        mask=mask,
+        wake=woken.set,
     )
     try:
         with pushback_of(send) as pushback:
             stream = EventStream(name, reader, woken, send, pushback)
             await stream.begin()
-            reason = await _first_of(stream.follow(), _until_forbidden(identity, name))
+            reason = await _first_of(
+                stream.follow(), _until_forbidden(identity, name, mask_key(mask))
+            )
         await stream.end(*reason)
     finally:
         reader.close()
@@ -201,16 +210,20 @@ class _Seen(msgspec.Struct):
     position: int
 
 
-async def _until_forbidden(identity: access.Identity, name: str) -> Reason:
+async def _until_forbidden(identity: access.Identity, name: str, seen: Hashable) -> Reason:
     while True:
         await access.until_recheck(identity)
-        if await access.allowed(identity, "stream.read", name):
-            continue
+        allowed = await access.allowed(identity, "stream.read", name)
         try:
-            valid = await identity.still_valid()
+            user = await identity.reload()
+            if allowed and user is not None:
+                now = dataclasses.replace(identity, user=user)
+                if mask_key(await mask_of(now, name)) == seen:
+                    continue
+                return "failed", "This user sees something else now. Connect again."
         except DatabaseError as error:
             return _away(error)
-        if not valid:
+        if user is None:
             return "unauthenticated", "The login is over. Log in again, or send a new token."
         return answers.denial(identity, name)
 

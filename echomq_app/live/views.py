@@ -12,6 +12,7 @@ from ..conf import current
 from ..exceptions import BadToken, CursorExpired, CursorInvalid, UnknownStream
 from . import access
 from .answers import JSON, Refused, bad_token, forbidden, refused, wanted
+from .masks import mask_in_view
 from .record_page import expired, record_page
 
 NOT_MOUNTED = """\
@@ -48,7 +49,7 @@ def _records(request: HttpRequest, name: str) -> bytes:
         raise forbidden(identity, name)
     try:
         try:
-            return record_page(name, question)
+            return record_page(name, question, mask_in_view(identity, name))
         except CursorExpired as error:
             raise Refused(410, expired(name, "trimmed", error.requested)) from None
         except CursorInvalid as error:

@@ -598,7 +598,7 @@ async def test_a_database_that_is_away_is_no_logout(
 ) -> None:
     settings.ECHOMQ = {"AUTHORIZE_INTERVAL": 0.05}
     identity = access.Identity(user=user, proof=NoDatabase())
-    code, _ = await asyncio.wait_for(sse._until_forbidden(identity, "orders"), 30)
+    code, _ = await asyncio.wait_for(sse._until_forbidden(identity, "orders", None), 30)
     assert code == "failed"
     assert "event=identify_failed" in caplog.text
 

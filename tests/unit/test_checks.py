@@ -45,6 +45,7 @@ def test_every_message_says_what_to_do(settings: Settings) -> None:
         {"LOCK_TIMEOUT": "5"},
         {"LOCK_TIMEOUT": True},
         {"AUTHORIZE": True},
+        {"MASK": 1},
         {"AUTHORIZE_INTERVAL": 0},
         {"TOKEN_MAX_AGE": None},
         {"RETENTION": []},
@@ -75,9 +76,10 @@ def test_wrong_settings(settings: Settings, wrong: object) -> None:
         ("django.VERSION", ["echomq.E007"]),
     ],
 )
-def test_authorize(settings: Settings, rule: object, expected: list[str]) -> None:
-    settings.ECHOMQ = {"AUTHORIZE": rule}
-    assert ids(checks.check_authorize()) == expected
+@pytest.mark.parametrize("name", ["AUTHORIZE", "MASK"])
+def test_rules(settings: Settings, name: str, rule: object, expected: list[str]) -> None:
+    settings.ECHOMQ = {name: rule}
+    assert ids(checks.check_rules()) == expected
 
 
 def test_right_retention(settings: Settings) -> None:
