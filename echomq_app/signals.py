@@ -14,7 +14,12 @@ publish_failed = Signal()
 
 buffer_flush = Signal()
 """The channel layer let new messages go to the other nodes. Arguments: `count` (messages),
-`nodes` (that are sent to at once). This and all that follow: from the engine's thread."""
+`nodes` (that are sent to at once), `fill` (of the fullest buffer, 0 to 1). This and all
+that follow: from the engine's thread."""
+
+batch_acked = Signal()
+"""A node has acked a batch. Arguments: `node`, `index` (of the producer), `seconds` (since
+it was sent)."""
 
 buffer_expired = Signal()
 """A node needs messages that are overwritten, and will be told. Arguments: `node` (its

@@ -15,6 +15,7 @@ logger = logging.getLogger("echomq")
 
 _SIGNALS = {
     "buffer_expired": signals.buffer_expired,
+    "batch_acked": signals.batch_acked,
     "sync_failure": signals.sync_failure,
     "retry_scheduled": signals.retry_scheduled,
     "node_joined": signals.node_joined,
@@ -36,10 +37,10 @@ class Reports:
         self._name = name
         self._warned_at = float("-inf")
 
-    def flushed(self, count: int, effects: Iterable[Effect]) -> None:
+    def flushed(self, count: int, fill: float, effects: Iterable[Effect]) -> None:
         """`count` new messages were let go."""
         nodes = sum(isinstance(effect, SendBatch) for effect in effects)
-        signals.buffer_flush.send_robust(sender=Reports, count=count, nodes=nodes)
+        signals.buffer_flush.send_robust(sender=Reports, count=count, nodes=nodes, fill=fill)
 
     def delivered(self, count: int) -> None:
         """`count` messages of another node reached the channels here."""
@@ -88,6 +89,8 @@ class Reports:
                 details["node"],
                 details["seconds"],
             )
+        elif what == "batch_acked":  # too many to log
+            _SIGNALS[what].send_robust(sender=Reports, **details)
         else:
             words = " ".join(f"{key}={value}" for key, value in details.items())
             logger.log(_LOUD.get(what, logging.DEBUG), "event=%s %s", what, words)

@@ -257,9 +257,10 @@ class Station:
             self._flush_waits = self._hurries = False
             count, self._unflushed = self._unflushed, 0
             effects = self.node.flush(self.clock.now())
+            fill = self.node.fill() if count else 0.0
         if count:
             self._flushed_at = asyncio.get_running_loop().time()
-            self._reports.flushed(count, effects)
+            self._reports.flushed(count, fill, effects)
         self._perform(effects)
 
     def _take(self, wire: bytes) -> None:

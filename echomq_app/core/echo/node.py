@@ -262,10 +262,13 @@ class EchoNode:
         peer = self.peers.get(ack.boot)
         if peer is None or not 0 <= ack.index < len(self.producers):
             return []
+        effects: list[Effect] = []
         if self.producers[ack.index].ack(ack.boot, ack.cursor):
             peer.failures = 0
+            details = {"node": peer.name, "index": ack.index, "seconds": now - peer.served}
+            effects.append(Happened("batch_acked", details))
         self._settled(peer, ack.boot, ack.index)
-        return self._pump([ack.boot], now)
+        return effects + self._pump([ack.boot], now)
 
     def _settled(self, peer: Peer, boot: str, index: int) -> None:
         link = self.producers[index].links.get(boot)
