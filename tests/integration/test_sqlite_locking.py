@@ -39,6 +39,19 @@ class TestDeferredTransactionsOnSQLite:
                 stream.append({"n": 2})  # the first statement is a write, so this waits
         assert [record.data["n"] for record in Stream("orders").replay()] == [0, 1, 2]
 
+    def test_transactions_that_only_append_wait_for_each_other(self) -> None:
+        """Because the first statement is a write: none is refused for a snapshot too old."""
+        Stream("orders").append({"n": -1})
+        with database_alias("deferred", OPTIONS={"transaction_mode": None}) as alias:
+
+            def append_some() -> None:
+                for n in range(50):
+                    with transaction.atomic(using=alias):
+                        Stream("orders", using=alias).append({"n": n})
+
+            concurrently(append_some, append_some, append_some)
+        assert Stream("orders").info().count == 151
+
     def test_two_processes_that_read_then_append(self, subprocess_env: dict[str, str]) -> None:
         """Some are refused; none of the others is lost or doubled."""
         code = """
