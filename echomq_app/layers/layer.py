@@ -14,11 +14,27 @@ import msgspec
 from channels.layers import BaseChannelLayer
 
 from ..engine.own_layer import OwnLayer
+from .local import ChannelName
 from .options import LayerOptions
 from .stations import station
 
+
+def _plain(value: object) -> object:
+    """Return the builtin value of a subclass: a SafeString that was rendered, an IntEnum."""
+    if isinstance(value, str):
+        return str.__str__(value)  # str() of a SafeString is a SafeString
+    kinds: tuple[Any, ...] = (int, float, bytes, list, tuple, dict)
+    for kind in kinds:
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(
+        f"A message holds what MessagePack can: text, bytes, numbers, lists, dicts. A "
+        f"{type(value).__name__} has to be turned into one of these."
+    )
+
+
 _sender: contextvars.ContextVar[str] = contextvars.ContextVar("echomq_sender", default="")
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _names = BaseChannelLayer()
 
 
@@ -66,8 +82,8 @@ class EchoChannelLayer(BaseChannelLayer):
     async def new_channel(self, prefix: str = "specific") -> str:
         """Return a new channel of this process."""
         self._station.start()
-        name = f"{prefix}.{self._station.node.boot}!{secrets.token_hex(8)}"
-        _check_channel(name)
+        name = ChannelName(f"{prefix}.{self._station.node.boot}!{secrets.token_hex(8)}")
+        _names.require_valid_channel_name(name)
         self._station.local.open(name, owner=self)
         return name
 
@@ -177,6 +193,7 @@ def _check_group(group: str) -> None:
     _names.require_valid_group_name(group)
 
 
-@lru_cache(maxsize=4096)
 def _check_channel(channel: str) -> None:
-    _names.require_valid_channel_name(channel)
+    # No cache here: it would keep the names of dead consumers alive.
+    if not isinstance(channel, ChannelName):
+        _names.require_valid_channel_name(channel)

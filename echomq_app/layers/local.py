@@ -6,6 +6,10 @@ one until the channel has been read empty; then its reader gets one notice of ho
 it has missed, and after that what comes next. The same notice tells of what was missed
 on the way here.
 
+A consumer that dies of an exception leaves its groups without a word. Its channel is removed
+a minute after its name, the object that `new_channel` returned, has been collected with it;
+never while somebody waits in it, and not if it was used by a copy of the name.
+
 A reader waits on a future of its own loop. The future says only "look again": cancelling
 `receive` at any moment loses no message and changes no order. A delivery wakes each loop
 once, however many channels it fills.
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -26,10 +31,16 @@ from channels.exceptions import ChannelFull
 from ..core.echo.frames import Record
 
 CURSOR_EXPIRED = "echo.cursor_expired"
+ORPHANED = 60.0
+"""Seconds after which a channel is removed whose name nobody has any more."""
 
 _decode = msgspec.msgpack.Decoder().decode
 
 Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class ChannelName(str):
+    """A channel's name that can be watched: when it is gone, so is its consumer."""
 
 
 class Missed:
@@ -48,10 +59,23 @@ class Missed:
 class Box:
     """One channel."""
 
-    __slots__ = ("dropped", "groups", "items", "loop", "name", "notices", "owner", "waiters")
+    __slots__ = (
+        "dropped",
+        "groups",
+        "items",
+        "loop",
+        "name",
+        "named",
+        "notices",
+        "orphaned_at",
+        "owner",
+        "waiters",
+    )
 
     def __init__(self, name: str, owner: object = None) -> None:
-        self.name = name
+        self.name = str(name)  # a copy, which keeps no ChannelName alive
+        self.named: weakref.ref[str] | None = None
+        self.orphaned_at: float | None = None
         self.items: deque[bytes | Missed] = deque()
         self.notices: list[Missed] = []
         """Those at the end of the queue, after the last message."""
@@ -77,7 +101,12 @@ class LocalChannels:
         with self._lock:
             box = self._boxes.get(name)
             if box is None:
-                box = self._boxes[name] = Box(name, owner)
+                box = Box(name, owner)
+                self._boxes[box.name] = box
+                if isinstance(name, ChannelName):
+                    box.named = weakref.ref(name, lambda gone: _orphan(box))
+            elif box.named is not None and box.named() is not name:
+                box.named = box.orphaned_at = None  # known by a copy, so it says nothing
             return box
 
     def join(self, group: str, name: str) -> None:
@@ -85,7 +114,7 @@ class LocalChannels:
         with self._lock:
             box = self.open(name)
             box.groups.add(group)
-            self._groups.setdefault(group, {})[name] = box
+            self._groups.setdefault(group, {})[box.name] = box
 
     def leave(self, group: str, name: str) -> None:
         """Let the channel hear the group no more."""
@@ -228,7 +257,7 @@ class LocalChannels:
                 for _ in range(min(len(waiters), len(box.items) + bool(box.dropped))):
                     loop, future = waiters.popleft()
                     due.setdefault(loop, []).append((box, future))
-            elif box.dropped and box.loop is not None and box.loop.is_closed():
+            elif _is_abandoned(box):
                 self.close(box.name)
         for loop, sleepers in due.items():
             futures = [future for _, future in sleepers]
@@ -240,6 +269,17 @@ class LocalChannels:
             except RuntimeError:  # The loop is closed: nobody reads these channels any more.
                 for box, _ in sleepers:
                     self.close(box.name)
+
+
+def _orphan(box: Box) -> None:
+    # Called by the collector, in the middle of anything: no lock.
+    box.orphaned_at = time.monotonic()
+
+
+def _is_abandoned(box: Box) -> bool:
+    if box.orphaned_at is not None:
+        return time.monotonic() - box.orphaned_at >= ORPHANED
+    return bool(box.dropped) and box.loop is not None and box.loop.is_closed()
 
 
 def _settle(futures: list[asyncio.Future[None]]) -> None:

@@ -397,10 +397,11 @@ class Station:
         task = self._receives.get(channel)
         if task is None:
             task = self._receives[channel] = self._spawn(layer.receive(channel))
-        message = await asyncio.shield(task)
-        if self._receives.get(channel) is task:
-            del self._receives[channel]
-        return message
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if task.done() and self._receives.get(channel) is task:
+                del self._receives[channel]
 
     async def _user_layer(self) -> Any:
         deadline = time.monotonic() + self.options.call_timeout

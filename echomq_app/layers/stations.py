@@ -11,6 +11,7 @@ from typing import Any
 
 from django.core.signals import setting_changed
 
+from .. import engine
 from ..conf import current
 from ..engine.loop_thread import bury
 from .options import LayerOptions
@@ -44,7 +45,10 @@ def drain(timeout: float | None = None) -> bool:
 def leave_all(timeout: float | None = None) -> None:
     """Drain and say goodbye, for all stations. The next use of a layer starts afresh."""
     deadline = time.monotonic() + (current().FLUSH_DEADLINE if timeout is None else timeout)
-    for one in _all():
+    stations = _all()
+    if stations:
+        engine.flush(deadline - time.monotonic())  # what the feed still has goes this way too
+    for one in stations:
         one.leave(max(0.1, deadline - time.monotonic()))
     with _lock:
         _stations.clear()

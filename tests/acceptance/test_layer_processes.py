@@ -143,6 +143,19 @@ send(3)
     await ear.hears(1, 2, 3)
 
 
+@on_pubsub
+async def test_an_event_of_the_feed_just_before_the_end(
+    backend: str, redis_url: str, ear: Ear
+) -> None:
+    # It waits in the engine, which sends it by the layer, which has to bring it.
+    program = """
+for number in range(100):
+    engine.send("g", {"type": "x", "n": number})
+"""
+    await run(program, backend, redis_url)
+    await ear.hears(*range(100))
+
+
 @on_core
 async def test_a_child_has_no_channels_of_its_parent(
     backend: str, redis_url: str, ear: Ear

@@ -331,6 +331,19 @@ def test_a_batch_that_is_not_acked_is_cut() -> None:
     assert sizes[5:] == [1, 2, 4, 8]
 
 
+def test_a_frame_has_a_size_in_bytes_too() -> None:
+    producer = Producer(100, 500)
+    producer.seat("b", 0)
+    for size in (400_000, 400_000, 400_000, 3_000_000, 1):
+        producer.write(("g", b"x" * size))
+    producer.flush()
+    sizes = []
+    while due := producer.due("b"):
+        sizes.append([len(payload) for _, payload in due.records])
+        producer.ack("b", due.base + len(due.records))
+    assert sizes == [[400_000, 400_000], [400_000], [3_000_000], [1]]
+
+
 def test_a_partial_partition_shows_on_an_idle_line() -> None:
     # b hears a's heartbeats; what b says doesn't reach a, so a gives it up.
     sim = pair()

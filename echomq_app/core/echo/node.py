@@ -181,9 +181,10 @@ class EchoNode:
     def tick(self, now: float, wall: float = 0.0) -> list[Effect]:
         """Do what is due; to be called several times per `retry_interval`."""
         effects: list[Effect] = []
+        self._watch_link(now)
         if now >= self._next_beat:
             effects += self.announce(now, wall)
-        self._watch_link(now)
+            effects += self._tell_of_silence(now)
         for boot, peer in list(self.peers.items()):
             late = [index for index, until in peer.awaiting.items() if now >= until]
             for index in late:
@@ -193,12 +194,6 @@ class EchoNode:
                 peer.ping_at = now + self._backoff(peer)
                 effects.append(Send(peer.control, self._hello(now, wall, asks=True)))
             effects += self._forget_if_gone(boot, peer, now)
-        if self._link_since is not None:
-            # Silence counts only while we can hear.
-            patience = self.rules.forget_after
-            if now - self._link_since >= patience:
-                effects += map(Notify, self.receiver.vanished(now, patience))
-                effects += map(Notify, self.receiver.overdue(now, patience))
         return effects + self._pump(list(self.peers), now)
 
     # Details.
@@ -213,6 +208,14 @@ class EchoNode:
         longest = QUIET_BEATS * self.rules.heartbeat_interval
         if self.echo_at is None or now - self.echo_at > longest:
             self._link_since = None
+
+    def _tell_of_silence(self, now: float) -> list[Effect]:
+        """Tell of nodes that said nothing for too long, as far as we could have heard it."""
+        patience = self.rules.forget_after
+        if self._link_since is None or now - self._link_since < patience:
+            return []
+        notices = self.receiver.vanished(now, patience) + self.receiver.overdue(now, patience)
+        return [Notify(notice) for notice in notices]
 
     def _on_hello(self, hello: Hello, now: float, wall: float) -> list[Effect]:
         effects = self._replace(hello, now)

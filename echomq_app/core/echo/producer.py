@@ -18,6 +18,9 @@ import dataclasses
 from ..ring import CaughtUp, Expired, RingBuffer
 from .frames import Record
 
+MAX_FRAME_BYTES = 1_000_000
+"""What the payloads of one frame amount to at most, unless a single one is larger."""
+
 
 @dataclasses.dataclass(slots=True)
 class Link:
@@ -97,7 +100,7 @@ class Producer:
         else:
             link.jump = None
         base = link.read if link.jump is None else link.jump
-        records = self.ring.slice(base, link.limit)
+        records = _fitting(self.ring.slice(base, link.limit))
         end = base + len(records)
         link.in_flight = (base, end)
         link.sent = max(link.sent, end)
@@ -140,3 +143,13 @@ class Producer:
         link.in_flight = None
         link.limit = min(self._max_batch, link.limit * 2)
         return True
+
+
+def _fitting(records: list[Record]) -> list[Record]:
+    """Return as many of them as one frame should carry, at least one if there is one."""
+    size = 0
+    for count, (_, payload) in enumerate(records):
+        size += len(payload)
+        if size > MAX_FRAME_BYTES and count:
+            return records[:count]
+    return records
