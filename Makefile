@@ -4,6 +4,7 @@
 #   make test PYTHON=python3.13                               another interpreter
 #   make test VENV=.venv52 DJANGO='Django>=5.2,<5.3'          another Django
 #   make test ARGS='tests/unit -k cursor'                     some tests
+#   make test WORKERS=0                                       all, one after the other
 #   make test-postgres POSTGRES_BIN=/usr/lib/postgresql/15/bin
 #   make bench BENCH='append --json'                          one benchmark
 
@@ -11,9 +12,12 @@ PYTHON ?= python3
 VENV ?= .venv
 DJANGO ?=
 ARGS ?=
+# Processes that share the tests, each with servers of its own; some tests by themselves run in one.
+WORKERS ?= $(if $(ARGS),0,2)
 BENCH ?= all
 
 PY := $(VENV)/bin/python
+PARALLEL := -n $(WORKERS) --dist loadfile
 INSTALLED := $(VENV)/.installed
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
@@ -37,14 +41,14 @@ test: $(INSTALLED)
 	$(MAKE) --no-print-directory test-postgres && exit $$sqlite
 
 test-sqlite: $(INSTALLED)
-	$(PY) -m pytest --database=sqlite -o cache_dir=.pytest_cache/sqlite-$(VENV) $(ARGS) $(if $(ARGS),$(NONE_IS_FINE))
+	$(PY) -m pytest --database=sqlite $(PARALLEL) -o cache_dir=.pytest_cache/sqlite-$(VENV) $(ARGS) $(if $(ARGS),$(NONE_IS_FINE))
 
 # What uses no database has run on SQLite already. That may be all that ARGS selects, and
 # then pytest ends with 5.
 NONE_IS_FINE := || test $$? -eq 5
 
 test-postgres: $(INSTALLED)
-	$(PY) -m pytest --database=postgres -m database -o cache_dir=.pytest_cache/postgres-$(VENV) $(ARGS) $(if $(ARGS),$(NONE_IS_FINE))
+	$(PY) -m pytest --database=postgres -m database $(PARALLEL) -o cache_dir=.pytest_cache/postgres-$(VENV) $(ARGS) $(if $(ARGS),$(NONE_IS_FINE))
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

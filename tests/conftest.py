@@ -56,6 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Say in the environment what tests/settings.py has to be; child processes inherit it."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # with pytest-xdist (-n 2), each of the workers has servers of its own
     stack = contextlib.ExitStack()
     config.add_cleanup(stack.close)
     os.environ["ECHOMQ_TEST_FOLDER"] = str(stack.enter_context(private_folder("emq-tests-")))
