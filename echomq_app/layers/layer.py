@@ -97,9 +97,9 @@ class EchoChannelLayer(BaseChannelLayer):
             here.local.put(channel, _encode(message))
         elif boot:
             if here.has_transport:
-                payload = _encode(message)
+                name, payload = str.__str__(channel), _encode(message)
                 await here.joined()
-                await here.on_engine(lambda: here.send_to_node(boot, channel, payload))
+                await here.on_engine(lambda: here.send_to_node(boot, name, payload))
         elif here.has_transport:
             await here.on_engine(lambda: here.send_through(channel, message))
         else:
@@ -149,7 +149,8 @@ class EchoChannelLayer(BaseChannelLayer):
         """Send to all channels in the group, in order; see the class. Never waits."""
         _check_message(message)
         _check_group(group)
-        self._station.publish(group, _encode(message), self._index())
+        # A frame holds plain text only, and a group may be named by a member of an enum.
+        self._station.publish(str.__str__(group), _encode(message), self._index())
 
     async def flush(self) -> None:
         """Forget all messages and groups here, and in the transport what it can forget."""
@@ -180,7 +181,7 @@ async def _flush(transport: Any) -> None:
 def _boot_of(channel: str) -> str:
     """Return the boot id in a channel's name, "" if it isn't the channel of one process."""
     head, mark, _ = channel.partition("!")
-    return head.rpartition(".")[2] if mark else ""
+    return str(head.rpartition(".")[2]) if mark else ""
 
 
 def _check_message(message: object) -> None:

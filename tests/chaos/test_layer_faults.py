@@ -74,13 +74,15 @@ class Fleet:
         )
         self._stack.callback(child.stop, grace=1.0)
         self._children[name] = child
-        child.wait_for_output("joined", timeout=40)
         return child
 
     def kill(self, name: str) -> None:
         self._children[name].kill()
 
     def write(self) -> None:
+        """Let everybody send, once everybody is there."""
+        for child in self._children.values():
+            child.wait_for_output("joined", timeout=40)
         (self.folder / "write").touch()
 
     def pause(self) -> None:
@@ -205,7 +207,7 @@ def test_a_process_is_killed_and_starts_again(
     nap(seed, 0.2, 0.6)
     fleet.kill("b")
     nap(seed + 1, 0.0, 0.5)
-    fleet.start("b", server.url)
+    fleet.start("b", server.url).wait_for_output("joined", timeout=40)
     fleet.goes_on()
     lives = fleet.end()
     kept(lives, least=1000)

@@ -8,9 +8,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from echomq_app import engine
 from echomq_app.core.echo.node import EchoNode
-from echomq_app.layers import EchoChannelLayer
+from echomq_app.layers import EchoChannelLayer, station
 from echomq_app.layers.stations import leave_all
 from tests.layer_transport import Hub, hub, hubs, transport
 from tests.wait import wait_until_async
@@ -93,10 +95,15 @@ async def write(layer: EchoChannelLayer, *numbers: int, group: str = "g") -> Non
 
 @contextlib.contextmanager
 def clean_layers() -> Iterator[None]:
-    """End all nodes after the block, and the engine."""
-    try:
-        yield
-    finally:
-        leave_all(0.2)
-        assert engine.stop()
-        hubs.clear()
+    """End all nodes after the block, and the engine.
+
+    Nodes introduce themselves in less time than in earnest: tests `meet` where it counts.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(station, "JOIN_GRACE", 0.02)
+        try:
+            yield
+        finally:
+            leave_all(0.2)
+            assert engine.stop()
+            hubs.clear()

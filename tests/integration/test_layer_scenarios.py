@@ -237,6 +237,17 @@ async def test_a_handler_that_dedupes_sees_each_event_once(nodes: Nodes) -> None
     assert [n for n in await take(b, there, 5) if seen.first(n)] == [1, 2, 3]
 
 
+async def test_a_group_that_is_named_by_a_text_of_another_class(nodes: Nodes) -> None:
+    class Name(str):
+        pass
+
+    a, b = await nodes.pair()
+    there = await subscriber(b, Name("g"))
+    await write(a, 1, group=Name("g"))
+    await write(a, 2)
+    assert await take(b, there, 2) == [1, 2]
+
+
 async def test_a_send_to_a_channel_of_another_node(nodes: Nodes) -> None:
     a, b = await nodes.pair()
     there = await b.new_channel()
