@@ -192,7 +192,7 @@ async def main():
     await layer.group_add("g", await layer.new_channel())
 asyncio.run(main())
 """
-    assert await run(program, backend, redis_url) < 2.0
+    assert await run(program, backend, redis_url) < 4.0
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ asyncio.run(main())
 async def test_a_hung_broker_holds_no_exit(backend: str, program: str) -> None:
     with hung_server() as url:
         spent = await run(f"import logging; logging.disable()\n{program}", backend, url)
-    assert spent < 4.0  # FLUSH_DEADLINE is 2
+    assert spent < 6.0  # FLUSH_DEADLINE is 2
 
 
 async def test_without_a_transport_no_thread_is_started() -> None:

@@ -296,4 +296,8 @@ async def test_a_capacity_warning_comes_once(
     await wait_until_async(warnings, 30)
     await write(a, *range(5))
     await asyncio.sleep(0.3)
-    assert warnings() == [{"fill": 0.5, "used": 5, "buffer_size": 10}]
+    (warning,) = warnings()
+    assert warning in (  # it may look between two writes
+        {"fill": 0.4, "used": 4, "buffer_size": 10},
+        {"fill": 0.5, "used": 5, "buffer_size": 10},
+    )
