@@ -93,12 +93,13 @@ class LogMachine(RuleBasedStateMachine):
         head = len(self.life.entries) if self.life else 0
         expected = max(0, head + off_by)
         records = self.encode(items)
-        before = list(self.life.entries) if self.life else []
+        life, before = self.life, list(self.life.entries) if self.life else []
         places = self.expect(records)
         assert self.life is not None
         fresh = any(not duplicate for _, duplicate in places)
         if expected != head and fresh:
             self.life.entries = before
+            self.life = life  # what is refused creates no stream
             with pytest.raises(WrongExpectedCursor) as caught:
                 self.stream.append_many(records, expected_cursor=expected)
             assert caught.value.write_cursor == head
