@@ -20,7 +20,8 @@ from typing import Any
 
 from echomq_app.core.echo import frames
 from echomq_app.core.echo.effects import Broadcast, Deliver, Effect, Notify, Send, SendBatch
-from echomq_app.core.echo.node import EchoNode, Rules
+from echomq_app.core.echo.node import EchoNode
+from echomq_app.core.echo.peers import Rules
 
 TICK = 0.05
 

@@ -14,7 +14,7 @@ from typing import Any
 from channels.layers import channel_layers
 from django.core.exceptions import ImproperlyConfigured
 
-from ..core.echo.node import Rules
+from ..core.echo.peers import Rules
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 _TRANSPORT = 'an alias in CHANNEL_LAYERS, a dict with "BACKEND" and "CONFIG", or None'

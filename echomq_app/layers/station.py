@@ -24,7 +24,8 @@ from typing import Any
 from .. import engine
 from ..core.echo import frames
 from ..core.echo.effects import Broadcast, Deliver, Effect, Happened, Notify, Send, SendBatch
-from ..core.echo.node import QUIET_BEATS, EchoNode
+from ..core.echo.node import EchoNode
+from ..core.echo.peers import QUIET_BEATS
 from ..exceptions import EngineStopped
 from .clock import PatientClock
 from .line import Line, LineDown

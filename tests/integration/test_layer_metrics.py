@@ -8,7 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from echomq_app.core.echo.effects import Send
-from echomq_app.core.echo.node import EchoNode, Rules
+from echomq_app.core.echo.node import EchoNode
+from echomq_app.core.echo.peers import Rules
 from echomq_app.layers.metrics import LayerMetrics
 from tests.integration.layers import Nodes, clean_layers, state, subscriber, take, write
 from tests.wait import wait_until_async

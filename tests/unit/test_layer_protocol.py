@@ -6,7 +6,8 @@ import pytest
 
 from echomq_app.core.echo import frames
 from echomq_app.core.echo.effects import Broadcast, Happened, Send, SendBatch
-from echomq_app.core.echo.node import EchoNode, Rules
+from echomq_app.core.echo.node import EchoNode
+from echomq_app.core.echo.peers import Rules
 from echomq_app.core.echo.producer import Producer
 from tests.echo_simulation import Simulation
 

@@ -16,54 +16,18 @@ before whom.
 
 from __future__ import annotations
 
-import dataclasses
-from collections import OrderedDict
 from collections.abc import Callable
 
 from ..retry import ceiling
 from .effects import Broadcast, Deliver, Effect, Happened, Notify, Send, SendBatch
 from .frames import Ack, AnyFrame, Batch, Bye, Hello, Record
+from .peers import QUIET_BEATS, Lives, Peer, Rules
 from .producer import Producer
 from .receiver import Receiver
 
 BACKOFF_CAP = 5.0
-QUIET_BEATS = 2.5
-"""Heartbeats without a word after which a node may be away."""
 SKEW = 5.0
 """Seconds by which wall clocks may differ before it is reported."""
-_ENDED = 1000
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The numbers that the protocol goes by; times in seconds."""
-
-    pool_size: int = 1
-    buffer_size: int = 10_000
-    max_batch: int = 500
-    call_timeout: float = 5.0
-    retry_interval: float = 0.2
-    heartbeat_interval: float = 5.0
-    forget_after: float = 60.0
-    concurrent_flush: bool = True
-
-
-@dataclasses.dataclass(slots=True)
-class Peer:
-    """Another node, as far as sending to it goes."""
-
-    name: str
-    control: str
-    data: str
-    heard: float
-    awaiting: dict[int, float] = dataclasses.field(default_factory=dict)
-    """By producer index: until when the ack of the frame in flight may take."""
-    suspect: bool = False
-    """A frame wasn't acked: it is pinged, and gets no batch until it says something."""
-    failures: int = 0
-    ping_at: float = 0.0
-    served: float = 0.0
-    """When the last batch was sent, to take turns where only one frame may be in flight."""
 
 
 class EchoNode:
@@ -88,9 +52,7 @@ class EchoNode:
         self._link_since: float | None = None
         self._wrote_at: float | None = None
         self._next_beat = now
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._replaced: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        self._shared_names: set[str] = set()
+        self._lives = Lives(QUIET_BEATS * rules.heartbeat_interval)
         self._skewed: set[str] = set()
 
     # From the local side.
@@ -142,12 +104,12 @@ class EchoNode:
         """Take a frame that came in."""
         if frame.boot == self.boot:
             return self._on_echo(now)
-        if frame.boot in self._ended:
+        if self._lives.has_ended(frame.boot):
             return []  # It was under way when its sender said goodbye.
         effects: list[Effect] = []
         if isinstance(frame, Hello):
-            if frame.boot in self._replaced:
-                if not self._still_lives(frame.boot, now):
+            if self._lives.is_replaced(frame.boot):
+                if not self._lives.speaks(frame.boot, now):
                     return []
                 details = {"node": frame.name}
                 effects.append(Happened("name_shared", details))
@@ -280,9 +242,7 @@ class EchoNode:
 
     def _on_bye(self, bye: Bye) -> list[Effect]:
         notice = self.receiver.leave(bye.boot, bye.cursors)
-        self._ended[bye.boot] = None
-        if len(self._ended) > _ENDED:
-            self._ended.popitem(last=False)
+        self._lives.end(bye.boot)
         return [
             *([Notify(notice)] if notice is not None else []),
             *self._forget(bye.boot, "it said bye"),
@@ -346,7 +306,7 @@ class EchoNode:
 
     def _replace(self, hello: Hello, now: float) -> list[Effect]:
         """Drop older lives of a node that has started again."""
-        if hello.name in self._shared_names or hello.boot in self.receiver.sources:
+        if self._lives.is_shared(hello.name) or hello.boot in self.receiver.sources:
             return []
         effects: list[Effect] = []
         for boot, source in list(self.receiver.sources.items()):
@@ -355,22 +315,8 @@ class EchoNode:
                 if notice is not None:
                     effects.append(Notify(notice))
                 effects += self._forget(boot, "it has started again")
-                self._replaced[boot] = (hello.name, now)
-                if len(self._replaced) > _ENDED:
-                    self._replaced.popitem(last=False)
+                self._lives.replace(boot, hello.name, now)
         return effects
-
-    def _still_lives(self, boot: str, now: float) -> bool:
-        """Tell a last word that was under way from a second node with the same name.
-
-        From then on neither of the two replaces the other.
-        """
-        name, since = self._replaced[boot]
-        if now - since < QUIET_BEATS * self.rules.heartbeat_interval:
-            return False
-        del self._replaced[boot]
-        self._shared_names.add(name)
-        return True
 
     def _skew(self, hello: Hello, wall: float) -> list[Effect]:
         skew = hello.clock - wall
