@@ -224,6 +224,9 @@ class Reader:
         self._waits = page is None
         if page is None:
             return None
+        if page.first > life.head:
+            self._tail.poke()  # all that the ring knows is gone, and it hasn't heard
+            return None
         if page.first > cursor:
             life.first = max(life.first, page.first)
             return "trimmed"

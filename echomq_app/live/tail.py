@@ -117,6 +117,9 @@ class StreamTail:
         self._pages = pages
         self._ended = ended
         self._asked: list[asyncio.Future[Life]] = []
+        self._promised: list[tuple[int, asyncio.Future[Life]]] = []
+        """Who asked, and the head that the stream had by then."""
+        self._seen = 0
         self._openers = 0
         self._failures = 0
         self._page_size = PAGE_SIZES[0]
@@ -137,15 +140,16 @@ class StreamTail:
             self._end_if_alone()
 
     async def look(self) -> Life:
-        """Return the life that a read finds which begins after this call.
+        """Return the life that a read finds which begins after this call, read to its head.
 
-        All who ask while one read is under way share the next.
+        All who ask while one read is under way share the next. To the head, or a place that
+        is newer than the ring would seem to be of records that the stream hasn't got.
         """
         if self.failure is not None:
             raise self.failure
         future: asyncio.Future[Life] = asyncio.get_running_loop().create_future()
         self._asked.append(future)
-        self._poke()
+        self.poke()
         return await future
 
     def leave(self, reader: Reader) -> None:
@@ -210,15 +214,24 @@ class StreamTail:
                         raise
                     continue
                 self._failures = 0
-                for future in asked:
-                    if not future.done() and self.life is not None:
-                        future.set_result(self.life)
+                self._promised += [(self._seen, future) for future in asked]
+                self._tell_who_asked()
                 if came:
                     for reader in tuple(self.readers):
                         reader.wake()
                     await asyncio.sleep(0 if more else PACE)
                 if not more:
                     await waiter.wait_async(current().POLL_INTERVAL)
+
+    def _tell_who_asked(self) -> None:
+        waiting, self._promised = self._promised, []
+        for head, future in waiting:
+            if future.done() or self.life is None:
+                continue
+            if head <= self.life.head:
+                future.set_result(self.life)
+            else:
+                self._promised.append((head, future))
 
     async def _may_go_on(self) -> bool:
         """Tell whether the error being handled is the database's, after a pause."""
@@ -234,7 +247,7 @@ class StreamTail:
         """Read what is new; return whether something came, and whether there is more."""
         life = self.life
         if life is None:
-            self.life = await self._database(self._begin, urgent=True)
+            await self._begin_anew()
             return True, False
         read = partial(self._read, life.head, Filter(), self._page_size)
         snapshot, items = await self._database(read, urgent=True)
@@ -243,9 +256,9 @@ class StreamTail:
             logger.warning("event=tail_broken stream=%s error=%s", self.name, broken)
             self.broken = broken.reason if isinstance(broken, CursorInvalid) else "trimmed"
             self._pages.forget(life)
-            self.life = await self._database(self._begin, urgent=True)
+            await self._begin_anew()
             return True, False
-        life.first = snapshot.place.first_position
+        life.first, self._seen = snapshot.place.first_position, snapshot.place.write_cursor
         if not items:
             return False, snapshot.pending and await self._database(self._relay)
         self._fit_page_size(items)
@@ -254,6 +267,11 @@ class StreamTail:
 
     async def _database(self, call: Callable[[], T], *, urgent: bool = False) -> T:
         return await self._threads.run(self.using, call, urgent=urgent)
+
+    async def _begin_anew(self) -> None:
+        self.life = await self._database(self._begin, urgent=True)
+        self._seen = 0  # it begins at the head, and heads of another life say nothing
+        self._promised = [(0, future) for _, future in self._promised]
 
     def _begin(self) -> Life:
         """In a thread: begin at the head. Who asks for a stream first creates it."""
@@ -339,7 +357,8 @@ class StreamTail:
         elif len(items) == self._page_size and size < SMALL_PAGE:
             self._page_size = min(largest, self._page_size * 2)
 
-    def _poke(self) -> None:
+    def poke(self) -> None:
+        """Look now whether there is something new."""
         if self._waiter is not None:
             self._waiter.set()
 
@@ -360,7 +379,7 @@ class StreamTail:
         self._task.cancel()
         if not isinstance(error, UnknownStream):
             logger.error("event=tail_died stream=%s", self.name, exc_info=error)
-        for future in self._asked:
+        for future in (*self._asked, *(future for _, future in self._promised)):
             if not future.done():
                 future.set_exception(error)
         if self.life is not None:

@@ -65,6 +65,20 @@ async def test_ahead_by_a_single_record(place: Any) -> None:
     reader.close()
 
 
+async def test_a_token_that_is_newer_than_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a burst the tail is some pages behind: what it has not read yet is not ahead."""
+    monkeypatch.setattr("echomq_app.live.tail.PAGE_SIZES", (4, 4))
+    hub = hub_of_this_loop()
+    follows = await hub.open("orders", wake=bool)
+    await fill("orders", 50)
+    token = (await Stream("orders").ainfo()).token
+    reader = await hub.open("orders", token, wake=bool)
+    assert reader.opened.recovered and reader.opened.cursor == reader.opened.head == 50
+    assert reader.take(10, 1_000) is None
+    reader.close()
+    follows.close()
+
+
 @pytest.mark.parametrize(
     ("more", "error"),
     [
@@ -161,7 +175,7 @@ async def test_what_is_new_is_read_before_what_is_old(monkeypatch: pytest.Monkey
     await wait_until_async(lambda: len(order) == 2)
     await fill("orders", 1)
     tail = next(iter(hub._tails.values()))
-    tail._poke()
+    tail.poke()
     # Until the tail's read waits its turn, behind eighteen others.
     await wait_until_async(lambda: hub._threads._jobs.qsize() == 19 or "live" in order)
     busy.set()

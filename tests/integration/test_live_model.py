@@ -80,6 +80,8 @@ class Page:
         self.reader: Reader | None = None
         self.era: Era | None = None
         self.cursor = 0
+        self.then: tuple[str, int, int] | None = None
+        """The epoch, first position and head at the time that it was asked for."""
         self.owed: str | None = None
         """Why the next that it takes has to be a notice."""
 
@@ -228,7 +230,7 @@ class HubMachine(RuleBasedStateMachine):
     def wake(self) -> None:
         """Have the tail look: a wake-up came, or its interval is over."""
         for tail in list(self.hub._tails.values()):
-            tail._poke()
+            tail.poke()
         self.turn()
 
     @precondition(lambda self: self.waiting)
@@ -276,6 +278,9 @@ class HubMachine(RuleBasedStateMachine):
         self, place: int | str | None, only: dict[str, Any], masked: bool, at_once: bool
     ) -> Page:
         page = Page(place, only, masked)
+        era = self.look()
+        if era is not None:
+            page.then = (era.epoch, era.first, len(era.entries))
         mask = EvenAlone() if masked else None
 
         async def opened() -> Reader:
@@ -284,9 +289,17 @@ class HubMachine(RuleBasedStateMachine):
         page.opening = self.loop.create_task(opened())
         self.here.append(page)
         self.turn()
-        while at_once and page.opening is not None:
-            self.answer(0) if self.waiting else self.turn()
+        for _ in range(1_000 if at_once else 0):
+            if not self.opens(page):
+                break
+            if self.waiting:
+                self.answer(0)
+            self.turn()
+        assert not (at_once and self.opens(page))
         return page
+
+    def opens(self, page: Page) -> bool:
+        return page.opening is not None
 
     def see_whether_open(self, page: Page) -> None:
         if page.opening is None or not page.opening.done():
@@ -300,6 +313,10 @@ class HubMachine(RuleBasedStateMachine):
         page.era = era = self.eras[opened.epoch]
         page.cursor = opened.cursor
         assert opened.first <= opened.cursor <= opened.head <= len(era.entries)
+        if page.then is not None:  # what it is told is no older than its question
+            epoch, first, head = page.then
+            assert era.epoch == epoch or self.eras[epoch].over
+            assert era.epoch != epoch or (first <= opened.first and head <= opened.head)
         if not opened.recovered:
             page.owed = self.why(page.place, opened.epoch, opened.first, opened.head)
             assert page.owed, "nothing was wrong with that place"
