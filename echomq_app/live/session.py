@@ -76,6 +76,7 @@ class Session:
 
     async def stop(self) -> None:
         """End everything; the socket is gone."""
+        self._closing = self._closing or Close.FAILED  # what fails from now on fails in vain
         tasks: set[asyncio.Task[Any]] = {*self._tasks, *self._opening.values()}
         tasks |= {task for task in (self._identity, self._guard) if task is not None}
         for task in tasks:

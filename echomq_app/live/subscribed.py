@@ -27,7 +27,9 @@ from .hub import Batch, Mask, Reader, hub_of_this_loop
 from .items import mask_key
 
 FRAME_RECORDS, FRAME_BYTES = WINDOW_RECORDS // 4, WINDOW_BYTES // 4
-READY_EVENTS = 100
+READY_EVENTS, HEARD_EVENTS = 100, 2_000
+"""Events that wait for room in the window, here and in the feed, which says with a Gap when it is
+full. Each subscription has its own, so a socket may hold a hundred times as many."""
 
 
 class Subscription(Protocol):
@@ -197,8 +199,7 @@ class EventSubscription(_Windowed):
         return Subscribed(sub=self._sub)
 
     async def _hear(self) -> None:
-        # The feed's own buffer is bounded, and says with a Gap what it had no room for.
-        async with events.listen(self.target) as feed:
+        async with events.listen(self.target, buffer=HEARD_EVENTS) as feed:
             self._joined.set_result(None)
             async for item in feed:
                 self._ready.append(item)

@@ -46,8 +46,13 @@ def private_connection(using: str, purpose: str) -> Iterator[BaseDatabaseWrapper
 def _settings(vendor: str, settings: dict[str, Any], purpose: str) -> dict[str, Any]:
     given = dict(settings.get("OPTIONS", {}))
     given.pop("pool", None)
-    # It lives as long as the thread.
-    settings = {**settings, "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": False}
+    # It lives as long as the thread, and nobody would commit what it has begun.
+    settings = {
+        **settings,
+        "CONN_MAX_AGE": None,
+        "CONN_HEALTH_CHECKS": False,
+        "AUTOCOMMIT": True,
+    }
     if vendor == "sqlite":
         given["transaction_mode"] = "IMMEDIATE"
         return {**settings, "OPTIONS": given}

@@ -16,6 +16,7 @@ from echomq_app.live.hub import Batch, Expired, hub_of_this_loop
 from echomq_app.live.threads import DatabaseThreads
 from echomq_app.models import paging
 from echomq_app.stream import Stream
+from tests.databases import database_alias
 from tests.wait import wait_until_async
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,6 +78,19 @@ async def test_a_token_that_is_newer_than_the_ring(monkeypatch: pytest.MonkeyPat
     assert reader.take(10, 1_000) is None
     reader.close()
     follows.close()
+
+
+def test_a_project_without_autocommit() -> None:
+    """What the hub writes, it commits: nobody else would, and its locks would stay."""
+
+    async def follow(alias: str) -> None:
+        reader = await hub_of_this_loop().open("orders", wake=bool, using=alias)
+        await fill("orders", 1)  # over another connection
+        reader.close()
+
+    with database_alias("manual", AUTOCOMMIT=False) as alias:
+        asyncio.run(asyncio.wait_for(follow(alias), 30))
+    assert Stream("orders").info().write_cursor == 1
 
 
 @pytest.mark.parametrize(

@@ -268,3 +268,24 @@ async def test_a_rule_is_asked_about_names_alone() -> None:
     assert asked == []
     assert {frame["code"] for frame in socket.sent if frame["type"] == "error"} == {"bad_name"}
     await session.stop()
+
+
+async def test_who_becomes_somebody_else_is_asked_about_at_once() -> None:
+    """What a socket reads is what its user may, from `auth` on."""
+    other = Identity(user=Somebody(), proof=NOBODY.proof)  # type: ignore[arg-type]
+
+    class Asking(GatedSocket):
+        async def may(self, identity: Identity, action: str, target: str) -> bool:
+            return identity is NOBODY
+
+    async def become() -> Identity:
+        return other
+
+    socket = Asking()
+    session = Session(socket)
+    session.start()
+    say(session, {"type": "subscribe", "sub": 1, "stream": "a"})
+    await wait_until_async(lambda: socket.of(1) == ["subscribed"])
+    session._become(become())
+    await wait_until_async(lambda: socket.of(1) == ["subscribed", "error"])
+    await session.stop()
