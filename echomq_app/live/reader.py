@@ -148,8 +148,8 @@ class Reader:
         if life is not self._life:
             if life is None:
                 return None
-            requested, self._life, self._waits = self._sent, life, False
-            return self._expired(self._tail.broken, requested)
+            reason, self._life, self._waits = self._life.ended, life, False
+            return self._expired(reason, self._sent)
         return self._fill(most, most_bytes)
 
     def close(self) -> None:

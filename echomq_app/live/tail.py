@@ -55,9 +55,11 @@ T = TypeVar("T")
 class Life:
     """One life of the stream, as far as this process has seen it."""
 
-    __slots__ = ("epoch", "first", "head_tail", "ring", "ring_bytes")
+    __slots__ = ("ended", "epoch", "first", "head_tail", "ring", "ring_bytes")
 
     def __init__(self, epoch: str, first: int, head: int, head_tail: str) -> None:
+        self.ended = ""
+        """Why it is over: `epoch`, `diverged`, `ahead` or `trimmed`."""
         self.epoch = epoch
         self.first = first
         self.head_tail = head_tail
@@ -109,8 +111,6 @@ class StreamTail:
         self.using = using
         self.readers: set[Reader] = set()
         self.life: Life | None = None
-        self.broken = ""
-        """Why the last life ended: `epoch`, `diverged`, `ahead` or `trimmed`."""
         self.failure: BaseException | None = None
         """Why the tail ended by itself: `UnknownStream`, or a fault of ours."""
         self._threads = threads
@@ -254,7 +254,7 @@ class StreamTail:
         broken = verify(snapshot.place, life.token)
         if broken is not None:
             logger.warning("event=tail_broken stream=%s error=%s", self.name, broken)
-            self.broken = broken.reason if isinstance(broken, CursorInvalid) else "trimmed"
+            life.ended = broken.reason if isinstance(broken, CursorInvalid) else "trimmed"
             self._pages.forget(life)
             await self._begin_anew()
             return True, False
