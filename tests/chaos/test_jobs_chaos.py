@@ -12,6 +12,7 @@ import random
 import re
 import signal
 import time
+import zlib
 from pathlib import Path
 
 import hypothesis
@@ -27,7 +28,9 @@ from tests.acceptance.workers import StartWorker, starting_workers
 from tests.jobtasks import marks
 from tests.wait import wait_until
 
-SEED = int(os.environ.get("ECHOMQ_CHAOS_SEED", time.time_ns() % 1_000_000))
+# The processes of one run with pytest-xdist have to agree on it: it is part of the test's name.
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(time.time_ns()))
+SEED = int(os.environ.get("ECHOMQ_CHAOS_SEED", zlib.crc32(RUN.encode()) % 1_000_000))
 SECONDS, LONG = 8, 120
 
 # One letter per event: what may be told about one job, in this order and no other.

@@ -69,7 +69,7 @@ def use(settings: Settings, rule: Any) -> None:
 RULES = [without_prices, without_prices_async, f"{__name__}.without_prices"]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=["sync", "async", "path"])
 async def test_the_socket(settings: Settings, rule: Any) -> None:
     use(settings, rule)
     page = LiveSocket(EchoConsumer.as_asgi())
@@ -81,7 +81,7 @@ async def test_the_socket(settings: Settings, rule: Any) -> None:
     await page.close()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=["sync", "async", "path"])
 def test_a_page_in_json(settings: Settings, client: Client, rule: Any) -> None:
     use(settings, rule)
     page = client.get("/echomq/streams/orders").json()
@@ -89,7 +89,7 @@ def test_a_page_in_json(settings: Settings, client: Client, rule: Any) -> None:
     assert page["cursor"] == 4
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=["sync", "async", "path"])
 async def test_server_sent_events(settings: Settings, rule: Any) -> None:
     use(settings, rule)
     query: dict[str, Any] = {"from": "first"}
