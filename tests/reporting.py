@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from echomq_app.core.payload import storable
+
 _ACTIVITY = """
     SELECT datname, pid, application_name, state, wait_event_type, wait_event,
            now() - xact_start AS in_transaction, pg_blocking_pids(pid) AS behind, left(query, 200)
@@ -25,6 +27,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the server's sessions and the machine's processes to the report of a failure."""
     report = yield
+    # Tests log what no database takes; pytest-xdist couldn't send it either.
+    report.sections = [(name, storable(text)) for name, text in report.sections]
     if report.failed and os.environ.get("ECHOMQ_TEST_DATABASE") == "postgres":
         report.sections.append(("sessions of PostgreSQL", _sessions()))
     if report.failed:
