@@ -23,7 +23,7 @@ logger = logging.getLogger("echomq")
 FRAME = "echomq.frame"
 BACKOFF_BASE = 0.02
 BACKOFF_CAP = 0.5
-CLOSING_TIMEOUT = 0.5
+CLOSING_TIMEOUT = 1.0
 _CORE_CAPACITY = 10_000
 
 

@@ -18,7 +18,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from .. import engine
@@ -28,14 +29,14 @@ from ..core.echo.node import EchoNode
 from ..core.echo.peers import QUIET_BEATS
 from ..exceptions import EngineStopped
 from .clock import PatientClock
-from .line import Line, LineDown
+from .line import LineDown
+from .links import Links
 from .local import LocalChannels
 from .options import LayerOptions
 from .reports import Reports
 
 logger = logging.getLogger("echomq")
 
-HELLO_GROUP = "emq.echo.hello"
 JOIN_GRACE = 0.2
 """Seconds after our own hello came back in which the others' answers come."""
 LOG_INTERVAL = 10.0
@@ -76,15 +77,11 @@ class Station:
         self._running: concurrent.futures.Future[None] | None = None
         self._run_task: asyncio.Task[Any] | None = None
         self._joined = concurrent.futures.Future()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._control: Line | None = None
-        self._data: Line | None = None
+        self._links: Links | None = None
         self._flush_waits = self._hurries = False
         self._unflushed = 0
         self._flushed_at = self._reset_at = float("-inf")
-        self._encoded: tuple[frames.Batch, bytes] | None = None
         self._refused_at = float("-inf")
-        self._receives: dict[str, asyncio.Task[dict[str, Any]]] = {}
 
     @property
     def has_transport(self) -> bool:
@@ -93,15 +90,7 @@ class Station:
 
     def belongings(self) -> list[object]:
         """Return what must not be finalised in a forked child: it is the parent's."""
-        return [
-            self._loop,
-            self._running,
-            self._run_task,
-            self._tasks,
-            self._control,
-            self._data,
-            self._receives,
-        ]
+        return [self._loop, self._running, self._run_task, self._links]
 
     # From any thread.
 
@@ -151,7 +140,7 @@ class Station:
     def leave(self, timeout: float) -> None:
         """Drain, say goodbye and disconnect. What comes after begins another life."""
         if self._running is not None:
-            self._wait_for(lambda: self._leave(timeout), timeout + 1.0)
+            self._wait_for(lambda: self._leave(timeout), timeout + 2.0)
             self.begin()
 
     def _wait_for(self, make: Any, timeout: float) -> bool:
@@ -187,40 +176,37 @@ class Station:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        self._run_task = asyncio.current_task()
-        transport = self._transport or {}
         timeout = self.options.call_timeout
-        control = Line(transport, timeout=timeout, take=self._take, on_link=self._on_link)
-        data = Line(transport, timeout=timeout, take=self._take, on_link=self._on_link)
+        links = Links(
+            self._transport or {}, timeout=timeout, take=self._take, on_link=self._on_link
+        )
+        self._run_task = asyncio.current_task()
         with self.lock:
-            self._control, self._data, self._loop = control, data, loop
+            self._links, self._loop = links, loop
             self.clock.tick()
         loop.call_later(timeout, self._set_joined)
-        parts = [self._spawn(part) for part in (control.run(), data.run(), self._keep_time())]
+        clockwork = loop.create_task(self._keep_time(links))
         self._flush()
         try:
-            await asyncio.gather(*parts)  # for ever; cancelled, it cancels them
+            await links.run()
         finally:
-            rest = [task for task in self._tasks if task not in parts]
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*parts, *rest, return_exceptions=True)
-            self._receives.clear()
+            clockwork.cancel()
+            await asyncio.gather(clockwork, return_exceptions=True)
 
-    async def _keep_time(self) -> None:
+    async def _keep_time(self, links: Links) -> None:
         while True:
             await asyncio.sleep(self._interval)
             now = self.clock.tick()
-            if self._control is not None and not self._control.address:
+            if not links.ready:
                 continue
             with self.lock:
                 effects = self.node.tick(now, time.time())
                 fill = self.node.fill()
             self._perform(effects)
             self._reports.fill(fill, now)
-            self._reset_if_deaf(now)
+            self._reset_if_deaf(links, now)
 
-    def _reset_if_deaf(self, now: float) -> None:
+    def _reset_if_deaf(self, links: Links, now: float) -> None:
         """Make new links when nothing comes back, though sending seems to work."""
         patience = QUIET_BEATS * self.options.heartbeat_interval + self.options.call_timeout
         heard = self.node.echo_at if self.node.echo_at is not None else float("-inf")
@@ -230,18 +216,15 @@ class Station:
         if first and self.node.echo_at is None:
             return  # It has only just begun.
         logger.warning("event=transport_deaf seconds=%.1f", now - heard)
-        for line in (self._control, self._data):
-            if line is not None:
-                line.reset()
+        links.reset()
 
     def _on_link(self) -> None:
         """Say where we are: at the start, and when the transport may have forgotten us."""
-        if self._control is None or self._data is None:
-            return
-        if self._control.address and self._data.address:
+        links = self._links
+        if links is not None and links.ready:
             with self.lock:
                 effects = self.node.addresses(
-                    self._control.address, self._data.address, self.clock.now(), time.time()
+                    links.control.address, links.data.address, self.clock.now(), time.time()
                 )
             self._perform(effects)
 
@@ -291,6 +274,7 @@ class Station:
             self._joined.set_result(None)
 
     def _perform(self, effects: Iterable[Effect]) -> None:
+        links = self._links
         for effect in effects:
             match effect:
                 case Deliver(records):
@@ -300,52 +284,21 @@ class Station:
                     self._reports.notice(notice, self.local.notify(notice.node, notice.missed))
                 case Happened(what, details):
                     self._reports.happened(what, details)
+                case _ if links is None:
+                    pass
                 case Send(address, frame):
-                    self._spawn(self._send(address, frames.encode(frame)))
+                    links.send(address, frame)
                 case SendBatch():
-                    self._spawn(self._send_batch(effect, self._encode(effect.frame)))
+                    links.send_batch(effect, partial(self._send_failed, effect))
                 case Broadcast(hello):
-                    self._spawn(self._broadcast(frames.encode(hello)))
+                    links.broadcast(hello)
 
-    def _encode(self, batch: frames.Batch) -> bytes:
-        """Encode a batch, once for all nodes that get the same."""
-        last = self._encoded
-        if last is None or (last[0].index, last[0].base, len(last[0].records)) != (
-            batch.index,
-            batch.base,
-            len(batch.records),
-        ):
-            last = self._encoded = (batch, frames.encode(batch))
-        return last[1]
-
-    async def _broadcast(self, wire: bytes) -> None:
-        """Say hello to all. Joining the group again makes up for a broker that forgot it."""
-        try:
-            if self._control is not None:
-                await self._control.join(HELLO_GROUP)
-                await self._control.send_to_group(HELLO_GROUP, wire)
-        except Exception as error:  # noqa: BLE001  (the next heartbeat tries again)
-            logger.debug("event=hello_failed error=%r", error)
-
-    async def _send(self, address: str, wire: bytes) -> None:
-        try:
-            if self._control is not None:
-                await self._control.send(address, wire)
-        except Exception as error:  # noqa: BLE001  (only acks count)
-            logger.debug("event=send_failed address=%s error=%r", address, error)
-
-    async def _send_batch(self, effect: SendBatch, wire: bytes) -> None:
-        try:
-            if self._data is None:
-                raise LineDown
-            await self._data.send(effect.address, wire)
-        except Exception as error:  # noqa: BLE001
-            reason = f"{type(error).__name__}: {error}"
-            with self.lock:
-                effects = self.node.send_failed(
-                    effect.boot, effect.frame.index, reason, self.clock.now()
-                )
-            self._perform(effects)
+    def _send_failed(self, effect: SendBatch, reason: str) -> None:
+        with self.lock:
+            effects = self.node.send_failed(
+                effect.boot, effect.frame.index, reason, self.clock.now()
+            )
+        self._perform(effects)
 
     async def _drain(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -365,16 +318,16 @@ class Station:
         with self.lock:
             farewells = self.node.bye()
         sends = [
-            self._send(effect.address, frames.encode(effect.frame))
+            self._links.send_now(effect.address, effect.frame)
             for effect in farewells
-            if isinstance(effect, Send)
+            if isinstance(effect, Send) and self._links is not None
         ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await asyncio.gather(*sends)
         if self._run_task is not None:
             self._run_task.cancel()
-            await asyncio.wait([self._run_task], timeout=1.0)
+            await asyncio.wait([self._run_task], timeout=1.5)
         return done
 
     # Plain sends, which pass through.
@@ -383,41 +336,21 @@ class Station:
         """Send to a channel of another node: at most once. Unknown node: nobody's channel."""
         with self.lock:
             peer = self.node.peers.get(boot)
-        if peer is None or self._control is None:
-            return
-        direct = frames.Direct(boot=self.node.boot, channel=channel, message=payload)
-        await self._control.send(peer.control, frames.encode(direct))
+        if peer is not None and self._links is not None:
+            direct = frames.Direct(boot=self.node.boot, channel=channel, message=payload)
+            await self._links.control.send(peer.control, frames.encode(direct))
 
     async def send_through(self, channel: str, message: dict[str, Any]) -> None:
         """Send to a channel that isn't a node's own, as the transport does."""
-        await (await self._user_layer()).send(channel, message)
+        await (await self._begun()).send_through(channel, message)
 
     async def receive_through(self, channel: str) -> dict[str, Any]:
         """Receive from such a channel. Cancelled, the receive goes on for the next caller."""
-        layer = await self._user_layer()
-        task = self._receives.get(channel)
-        if task is None:
-            task = self._receives[channel] = self._spawn(layer.receive(channel))
-        try:
-            return await asyncio.shield(task)
-        finally:
-            if task.done() and self._receives.get(channel) is task:
-                del self._receives[channel]
+        return await (await self._begun()).receive_through(channel)
 
-    async def _user_layer(self) -> Any:
-        deadline = time.monotonic() + self.options.call_timeout
-        while True:
-            try:
-                if self._data is None:
-                    raise LineDown
-                return self._data.layer
-            except LineDown:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.02)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    async def _begun(self) -> Links:
+        """Return the links; `_run` was submitted before whoever asks, so they are there."""
+        links = self._links
+        if links is None:
+            raise LineDown
+        return links

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,7 +96,7 @@ async def write(layer: EchoChannelLayer, *numbers: int, group: str = "g") -> Non
 
 
 @contextlib.contextmanager
-def clean_layers() -> Iterator[None]:
+def clean_layers(*, redis: bool = True) -> Iterator[None]:
     """End all nodes after the block, and the engine.
 
     Nodes introduce themselves in less time than in earnest: tests `meet` where it counts.
@@ -107,3 +109,8 @@ def clean_layers() -> Iterator[None]:
             leave_all(0.2)
             assert engine.stop()
             hubs.clear()
+            if redis:
+                with warnings.catch_warnings():
+                    # Cancelled while it connects, redis-py leaves the socket to the collector.
+                    warnings.simplefilter("ignore", ResourceWarning)
+                    gc.collect()

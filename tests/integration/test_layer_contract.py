@@ -45,7 +45,7 @@ class Alone:
 @pytest.fixture(params=["none", *KINDS])
 def nodes(request: pytest.FixtureRequest) -> Iterator[Alone | Nodes]:
     url = request.getfixturevalue("redis_url") if request.param in ("core", "pubsub") else ""
-    with clean_layers():
+    with clean_layers(redis=bool(url)):
         yield Alone() if request.param == "none" else Nodes(request.param, url)
 
 
@@ -56,7 +56,7 @@ def layer(nodes: Alone | Nodes) -> EchoChannelLayer:
 
 @pytest.fixture
 def alone() -> Iterator[EchoChannelLayer]:
-    with clean_layers():
+    with clean_layers(redis=False):
         yield EchoChannelLayer()
 
 
@@ -588,7 +588,7 @@ LAYERS = {"default": {"BACKEND": "echomq_app.layers.EchoChannelLayer", "CONFIG":
 def configured() -> Iterator[EchoChannelLayer]:
     from channels.layers import get_channel_layer
 
-    with clean_layers(), override_settings(CHANNEL_LAYERS=LAYERS):
+    with clean_layers(redis=False), override_settings(CHANNEL_LAYERS=LAYERS):
         layer = get_channel_layer()
         assert isinstance(layer, EchoChannelLayer)
         yield layer
@@ -740,8 +740,8 @@ async def test_what_comes_in_malformed_kills_nobody(redis_url: str) -> None:
         a, b = await nodes.pair()
         channel = await subscriber(b)
         address = state(b).control
-        assert a._station._control is not None
-        transport = a._station._control.layer
+        assert a._station._links is not None
+        transport = a._station._links.control.layer
         for junk in (
             {"type": "x"},
             {"type": "echomq.frame", "frame": b""},

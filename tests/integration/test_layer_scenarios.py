@@ -30,7 +30,7 @@ from tests.wait import wait_until_async
 @pytest.fixture(params=KINDS)
 def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
     url = request.getfixturevalue("redis_url") if request.param != "memory" else ""
-    with clean_layers():
+    with clean_layers(redis=bool(url)):
         yield Nodes(request.param, url)
 
 
@@ -137,9 +137,8 @@ async def test_a_receiver_that_comes_back_with_other_links_goes_on_where_it_was(
     there = await subscriber(b)
     await write(a, 1)
     assert await take(b, there) == [1]
-    for line in (b._station._control, b._station._data):
-        assert line is not None
-        b._station._call(line.reset)
+    assert b._station._links is not None
+    b._station._call(b._station._links.reset)
     await write(a, 2, 3)
     assert await take(b, there, 2) == [2, 3]
 
@@ -259,7 +258,8 @@ async def test_channels_of_no_node_pass_through_the_transport(nodes: Nodes) -> N
     a, b = await nodes.pair()
     if nodes.kind == "pubsub":  # it delivers to those who are there already
         waiting = asyncio.create_task(b.receive("thumbnails"))
-        layer: Any = b._station._data and b._station._data.layer
+        assert b._station._links is not None
+        layer = b._station._links.data.layer
         await wait_until_async(lambda: _subscribed(layer, "thumbnails"), 30)
     else:
         waiting = asyncio.create_task(b.receive("thumbnails"))
