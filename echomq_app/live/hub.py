@@ -59,9 +59,19 @@ class Hub:
         check_stream_name(name)
         check_filter(types, key)
         tail = self._tail(name, using or router.db_for_write(Record))
+        only = Filter.of(types, key)
         with tail.held():
-            reader = Reader(tail, await tail.look(), Filter.of(types, key), mask, wake)
-            await reader.begin(place)
+            # A token that fits what was seen last needs no look of its own: of a thousand pages
+            # that come back, nearly all have one. One that doesn't fit may be newer than that;
+            # one that has ceased to fit since is told so like any page that was there.
+            is_token = isinstance(place, str) and place not in ("head", "first")
+            life = tail.life if is_token else None
+            if life is not None:
+                reader = Reader(tail, life, only, mask, wake)
+                await reader.begin(place)
+            if life is None or life is not tail.life or not reader.opened.recovered:
+                reader = Reader(tail, await tail.look(), only, mask, wake)
+                await reader.begin(place)
             tail.readers.add(reader)
         return reader
 

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 from django.db.backends.utils import CursorWrapper
+from pytest_django.fixtures import Settings
 
 from echomq_app.live import tail as tails
+from echomq_app.live.consumers import EchoConsumer
 from echomq_app.live.hub import Batch, Expired, Reader, hub_of_this_loop
 from echomq_app.live.threads import DatabaseThreads
 from echomq_app.models import paging
 from echomq_app.stream import Stream
+from tests.live_client import LiveSocket
 from tests.wait import wait_until, wait_until_async
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -91,6 +94,40 @@ async def test_a_thousand_that_come_back_at_once(
         assert len(page.positions) >= 100 and not page.notices
         page.reader.close()
     assert len(statements) <= 5, statements
+
+
+async def test_a_thousand_sockets_that_come_back_at_once(
+    statements: list[str], settings: Settings
+) -> None:
+    settings.ECHOMQ = {"AUTHORIZE": _everybody, "POLL_INTERVAL": 3600.0}
+    await fill("orders", 1_000)
+    kept = [record async for record in Stream("orders").areplay(899)]
+    statements.clear()
+    sockets = [LiveSocket(EchoConsumer.as_asgi()) for _ in range(1_000)]
+    await asyncio.gather(*(socket.open() for socket in sockets))
+    await asyncio.gather(*(socket.subscribe("orders", resume=kept[0].token) for socket in sockets))
+    for records in await asyncio.gather(*(socket.records(100) for socket in sockets)):
+        assert [record["position"] for record in records] == list(range(900, 1_000))
+    await asyncio.gather(*(socket.close() for socket in sockets))
+    assert len(statements) <= 5, statements
+
+
+async def _everybody(user: Any, action: str, target: str) -> bool:
+    return True
+
+
+async def test_a_token_newer_than_what_the_hub_has_seen_is_no_token_ahead(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ECHOMQ = {"POLL_INTERVAL": 3600.0}
+    page = await Page().open("orders")
+    monkeypatch.setattr("echomq_app.engine.notify", lambda group: None)  # nobody tells the hub
+    receipt = await Stream("orders").aappend({"n": 0})
+    other = await Page().open("orders", receipt.token)
+    assert other.reader.opened.recovered
+    await page.read_to(1)
+    page.reader.close()
+    other.reader.close()
 
 
 async def test_readers_that_never_read_hold_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,7 +313,10 @@ class HubMachine(RuleBasedStateMachine):
         page.era = era = self.eras[opened.epoch]
         page.cursor = opened.cursor
         assert opened.first <= opened.cursor <= opened.head <= len(era.entries)
-        if page.then is not None:  # what it is told is no older than its question
+        is_token = isinstance(page.place, str) and ":" in page.place
+        # What it is told is no older than its question; but a token that fits what was seen last
+        # is good, until the change that has come meanwhile is told, as to all who are there.
+        if page.then is not None and not (is_token and opened.recovered):
             epoch, first, head = page.then
             assert era.epoch == epoch or self.eras[epoch].over
             assert era.epoch != epoch or (first <= opened.first and head <= opened.head)
