@@ -67,14 +67,18 @@ async def _answer(scope: Mapping[str, Any], name: str, send: Send) -> None:
         return
     woken = asyncio.Event()
     mask = await mask_of(identity, name)
-    reader = await hub_of_this_loop().open(
-        name,
-        question.place,
-        types=question.types,
-        key=question.key,
-        mask=mask,
-        wake=woken.set,
-    )
+    try:
+        reader = await hub_of_this_loop().open(
+            name,
+            question.place,
+            types=question.types,
+            key=question.key,
+            mask=mask,
+            wake=woken.set,
+        )
+    except UnknownStream as error:  # deleted while it was opened
+        await _refuse(send, refused(404, "unknown_stream", str(error)))
+        return
     try:
         with pushback_of(send) as pushback:
             stream = EventStream(name, reader, woken, send, pushback)

@@ -23,6 +23,7 @@ from django.urls import include, path
 from pytest_django.fixtures import Settings
 
 from echomq_app.core.ids import event_id
+from echomq_app.exceptions import UnknownStream
 from echomq_app.live import access, sse
 from echomq_app.live.hub import hub_of_this_loop
 from echomq_app.models.stream import Stream as StreamRow
@@ -629,3 +630,15 @@ def test_routing_loads_without_a_project_that_has_pages() -> None:
     )
     root = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
+
+
+async def test_a_stream_that_is_deleted_while_it_is_opened(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ECHOMQ = {"AUTHORIZE": lambda user, action, target: True}
+
+    async def deleted(*args: Any, **options: Any) -> Any:
+        raise UnknownStream("orders")
+
+    monkeypatch.setattr("echomq_app.live.hub.Hub.open", deleted)
+    assert await refusal(asked()) == (404, "unknown_stream")
