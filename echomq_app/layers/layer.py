@@ -126,7 +126,7 @@ class EchoChannelLayer(BaseChannelLayer):
         """Let a channel of this process hear the group.
 
         It hears everything that is sent after this has returned. In a process that has
-        just started, it waits until the other nodes know of it, at most `call_timeout`.
+        just started, it waits until the other nodes know of it, at most 5 s.
         """
         _check_group(group)
         _check_channel(channel)

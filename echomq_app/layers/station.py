@@ -39,6 +39,8 @@ logger = logging.getLogger("echomq")
 
 JOIN_GRACE = 0.2
 """Seconds after our own hello came back in which the others' answers come."""
+JOIN_TIMEOUT = 5.0
+"""Seconds after which a node goes on without having been introduced: no link, so far."""
 LOG_INTERVAL = 10.0
 
 
@@ -120,12 +122,12 @@ class Station:
                 self._running.add_done_callback(self._ended)
 
     async def joined(self) -> None:
-        """Wait until the other nodes know us, at most `call_timeout`, once per process."""
+        """Wait until the other nodes know us, at most JOIN_TIMEOUT, once per process."""
         if self._transport is None or self._joined.done():
             return
         self.start()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.options.call_timeout):
+            async with asyncio.timeout(JOIN_TIMEOUT):
                 await asyncio.shield(asyncio.wrap_future(self._joined))
 
     async def on_engine(self, make: Any) -> Any:
@@ -184,7 +186,7 @@ class Station:
         with self.lock:
             self._links, self._loop = links, loop
             self.clock.tick()
-        loop.call_later(timeout, self._set_joined)
+        loop.call_later(JOIN_TIMEOUT, self._set_joined)
         clockwork = loop.create_task(self._keep_time(links))
         self._flush()
         try:
@@ -306,7 +308,8 @@ class Station:
             if self._joined.done() and self._loop is not None:
                 self._flush()
                 with self.lock:
-                    if self.node.drained():
+                    # Having heard nothing at all, we know of nobody, which is no proof.
+                    if self.node.echo_at is not None and self.node.drained():
                         return True
             await asyncio.sleep(0.01)
         return False
