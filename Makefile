@@ -4,7 +4,7 @@
 #   make test PYTHON=python3.13                               another interpreter
 #   make test VENV=.venv52 DJANGO='Django>=5.2,<5.3'          another Django
 #   make test ARGS='tests/unit -k cursor'                     some tests
-#   make test WORKERS=0                                       all, one after the other
+#   make test WORKERS=2                                       shared between two processes
 #   make test-postgres POSTGRES_BIN=/usr/lib/postgresql/15/bin
 #   make bench BENCH='append --json'                          one benchmark
 
@@ -12,8 +12,8 @@ PYTHON ?= python3
 VENV ?= .venv
 DJANGO ?=
 ARGS ?=
-# Processes that share the tests, each with servers of its own; some tests by themselves run in one.
-WORKERS ?= $(if $(ARGS),0,2)
+# Processes that share the tests, each with servers of its own; 0: all in this one.
+WORKERS ?= 0
 BENCH ?= all
 
 PY := $(VENV)/bin/python

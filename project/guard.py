@@ -21,13 +21,14 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
 
 
-def become(parent: int, signal: int, user: str, command: list[str]) -> None:
-    """Change to `user` (empty: stay), ask for `signal` at the parent's death, and exec."""
+def become(parent: int, death_signal: int, user: str, command: list[str]) -> None:
+    """Change to `user` (empty: stay), ask for a signal at the parent's death, and exec."""
     if user:
         entry = pwd.getpwnam(user)
         os.setgroups([])
@@ -36,7 +37,7 @@ def become(parent: int, signal: int, user: str, command: list[str]) -> None:
         os.environ["HOME"] = "/"
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0) != 0:
+        if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
             sys.exit(f"prctl failed: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:  # it died before the request: nobody will send the signal
         sys.exit(1)
@@ -47,4 +48,6 @@ def become(parent: int, signal: int, user: str, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    # Whom a shell started in the background ignores Ctrl-C, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     become(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -18,7 +18,7 @@ import msgspec
 
 from .items import Filter, Item
 
-KEPT_BYTES = 16_000_000
+KEPT_BYTES = 4_000_000
 
 
 class PageName(NamedTuple):
