@@ -92,7 +92,7 @@ class Child:
         if code is not None:
             raise ChildFailed(f"{self.name} ended {_ending(code)}.{self._last_lines()}")
 
-    def wait_for_output(self, pattern: str, *, timeout: float = 20.0) -> re.Match[str]:
+    def wait_for_output(self, pattern: str, *, timeout: float = 60.0) -> re.Match[str]:
         """Wait until the output matches the regular expression, and return the match.
 
         Raises `ChildFailed` when it ends first or the time is up.
@@ -111,7 +111,7 @@ class Child:
                 )
             time.sleep(0.02)
 
-    def wait(self, timeout: float = 20.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         """Wait for its end and return the exit code; `ChildFailed` when it goes on."""
         try:
             return self.process.wait(timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from typing import Any
 
@@ -73,3 +74,18 @@ class LiveSocket:
 
     async def close(self) -> None:
         await self.raw.disconnect(timeout=10)
+
+
+class IsoTime:
+    """Equal to every ISO 8601 text of one time: PostgreSQL leaves trailing zeros out."""
+
+    def __init__(self, time: dt.datetime) -> None:
+        self.time = time
+
+    def __eq__(self, text: object) -> bool:
+        return isinstance(text, str) and dt.datetime.fromisoformat(text) == self.time
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return self.time.isoformat()

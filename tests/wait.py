@@ -11,6 +11,8 @@ from typing import TypeVar, overload
 T = TypeVar("T")
 
 POLL = 0.01
+PATIENCE = 30.0
+"""Seconds. Only a failure takes as long; a machine that others share stalls for ten."""
 
 
 class TimedOut(AssertionError):
@@ -18,7 +20,7 @@ class TimedOut(AssertionError):
 
 
 def wait_until(
-    condition: Callable[[], T], timeout: float = 10.0, message: str = "", *, poll: float = POLL
+    condition: Callable[[], T], timeout: float = PATIENCE, message: str = "", *, poll: float = POLL
 ) -> T:
     """Call `condition` until it returns something true, and return that.
 
@@ -50,7 +52,7 @@ async def wait_until_async(
 ) -> T: ...
 async def wait_until_async(
     condition: Callable[[], object],
-    timeout: float = 10.0,
+    timeout: float = PATIENCE,
     message: str = "",
     *,
     poll: float = POLL,

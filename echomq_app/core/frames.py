@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from .ids import EventId, base32
+
 SUBPROTOCOL = "echomq.v1"
 SUB_MAX = 2**31 - 1
 WINDOW_RECORDS = 500
@@ -211,6 +213,26 @@ def encode(frame: ServerFrame) -> str:
 def encode_record(record: WireRecord) -> bytes:
     """Return a record's JSON, to stand in frames as it is."""
     return _encoder.encode(record)
+
+
+def stored_record(bits: int, rest: str) -> Raw:
+    """Return the same of a record as it is stored: its id, and the rest of its fields as JSON."""
+    # Put together by hand, in a fraction of the time: pages that come back read millions of these.
+    return Raw(f'{{"id":"{EventId.brand}{base32(bits)}",{rest}}}'.encode())
+
+
+def stored_rest(
+    position: int, type: str, key: str, data: str, headers: str, recorded_at: str
+) -> str:
+    """Return the fields of a record but its id. `data` and `headers` are JSON."""
+    return (
+        f'"position":{position},"type":{_quoted(type)},"key":{_quoted(key)},"data":{data},'
+        f'"headers":{headers},"recorded_at":"{recorded_at}"'
+    )
+
+
+def _quoted(text: str) -> str:
+    return _encoder.encode(text).decode()
 
 
 def decode(text: str | bytes) -> list[ClientFrame]:

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 import uuid
+from functools import lru_cache
 from typing import ClassVar, Self
 
 from ..exceptions import WrongBrand
@@ -39,6 +40,29 @@ _set_is_safe = uuid.UUID.__dict__["is_safe"].__set__
 _UNKNOWN = uuid.SafeUUID.unknown
 
 
+def base32(bits: int) -> str:
+    """Return 128 bits as 26 characters."""
+    # From two halves that are quick to shift: every record that goes to a page is written so.
+    low = bits & _LOW
+    return (
+        f"{_high_base32(bits >> 60)}{_TRIPLES[low >> 45]}{_TRIPLES[low >> 30 & 32767]}"
+        f"{_TRIPLES[low >> 15 & 32767]}{_TRIPLES[low & 32767]}"
+    )
+
+
+@lru_cache(maxsize=256)  # the time and the version: records of one append have them in common
+def _high_base32(high: int) -> str:
+    return (
+        f"{_PAIRS[high >> 60]}{_TRIPLES[high >> 45 & 32767]}{_TRIPLES[high >> 30 & 32767]}"
+        f"{_TRIPLES[high >> 15 & 32767]}{_TRIPLES[high & 32767]}"
+    )
+
+
+def tail_of(bits: int) -> str:
+    """Return the random 32 bits of an EVT id in hexadecimal: what a resume token remembers."""
+    return f"{bits & 0xFFFFFFFF:08x}"
+
+
 class BrandedId(uuid.UUID):
     """A UUID that knows what it names. Equal to the plain UUID of the same bits."""
 
@@ -47,16 +71,7 @@ class BrandedId(uuid.UUID):
     __slots__ = ()
 
     def __str__(self) -> str:
-        # 2 characters and 8 times 3, from two halves that are quick to shift: every record
-        # that goes to a page is written so.
-        high, low = self.int >> 60, self.int & _LOW
-        return (
-            f"{self.brand}{_PAIRS[high >> 60]}"
-            f"{_TRIPLES[high >> 45 & 32767]}{_TRIPLES[high >> 30 & 32767]}"
-            f"{_TRIPLES[high >> 15 & 32767]}{_TRIPLES[high & 32767]}"
-            f"{_TRIPLES[low >> 45]}{_TRIPLES[low >> 30 & 32767]}"
-            f"{_TRIPLES[low >> 15 & 32767]}{_TRIPLES[low & 32767]}"
-        )
+        return f"{self.brand}{base32(self.int)}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -128,8 +143,8 @@ class EventId(BrandedId):
 
     @property
     def tail(self) -> str:
-        """The random 32 bits in hexadecimal: what a resume token remembers."""
-        return f"{self.int & 0xFFFFFFFF:08x}"
+        """See `tail_of`."""
+        return tail_of(self.int)
 
 
 def event_id(milliseconds: int, position: int, random_bits: int) -> EventId:

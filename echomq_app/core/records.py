@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..exceptions import InvalidName, InvalidPayload
-from .ids import EventId
+from .ids import EventId, tail_of
 from .names import IDEMPOTENCY_KEY_MAX, KEY_MAX, TYPE_MAX
 from .payload import encode
 from .tokens import ResumeToken
@@ -68,24 +68,31 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.position + 1
 
     @property
+    def tail(self) -> str:
+        return self.id.tail
+
+    @property
     def token(self) -> str:
         return f"{self.epoch}:{self.position + 1}:{self.id.tail}"
 
 
-class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One record as the database holds it: JSON as text, the time as ISO 8601 in UTC."""
+class StoredRecord(msgspec.Struct, gc=False):
+    """One record as it goes to pages: its place, and all of it as JSON, not parsed.
 
-    id: EventId
+    `bits` are those of its id.
+    """
+
     position: int
-    type: str
-    key: str
-    data: str
-    headers: str
-    recorded_at: str
+    bits: int
+    raw: msgspec.Raw
 
     @property
     def cursor(self) -> int:
         return self.position + 1
+
+    @property
+    def tail(self) -> str:
+        return tail_of(self.bits)
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,21 +45,31 @@ class Filter:
 
     def matches(self, item: Item) -> bool:
         """Tell whether a record is wanted."""
-        return (self.types is None or item.type in self.types) and (
-            self.key is None or item.key == self.key
-        )
+        return item.matches(self.types, self.key)
 
 
-class Item(msgspec.Struct):
-    """One record as JSON, with what a reader has to know to place and filter it."""
+class _Labels(msgspec.Struct):
+    """What a filter asks about."""
 
-    position: int
-    tail: str
     type: str
     key: str
-    raw: msgspec.Raw
-    size: int
+
+
+_labels = msgspec.json.Decoder(_Labels)
+
+
+class Item(StoredRecord, gc=False):
+    """One record as JSON, with what a reader has to know to place and filter it."""
+
+    labels: _Labels | None = None
     masked: dict[Hashable, msgspec.Raw | None] | None = None
+
+    def matches(self, types: Collection[str] | None, key: str | None) -> bool:
+        """Tell whether it is of one of these types and has this key; `None`: any."""
+        labels = self.labels
+        if labels is None:
+            labels = self.labels = _labels.decode(self.raw)
+        return (types is None or labels.type in types) and (key is None or labels.key == key)
 
     def shown(self, mask: Mask | None, stream: str, epoch: str) -> msgspec.Raw | None:
         """Return the JSON that a reader with this mask gets; `None`: nothing."""
@@ -87,31 +97,9 @@ def mask_key(mask: Mask | None) -> Hashable:
     return kind.__module__, kind.__qualname__, mask.key
 
 
-def make_items(records: Iterable[StoredRecord]) -> list[Item]:
-    """Encode records as they came from the database."""
-    items = []
-    for record in records:
-        raw = encode_record(
-            WireRecord(
-                id=str(record.id),
-                position=record.position,
-                type=record.type,
-                key=record.key,
-                data=msgspec.Raw(record.data),
-                headers=msgspec.Raw(record.headers),
-                recorded_at=record.recorded_at,
-            )
-        )
-        tail = record.id.tail
-        items.append(
-            Item(record.position, tail, record.type, record.key, msgspec.Raw(raw), len(raw))
-        )
-    return items
-
-
 def size_of(items: Iterable[Item]) -> int:
     """Return how many bytes items hold, about."""
-    return sum(item.size + _OVERHEAD for item in items)
+    return sum(len(item.raw) + _OVERHEAD for item in items)
 
 
 def _parsed(raw: msgspec.Raw, stream: str, epoch: str) -> StreamRecord:

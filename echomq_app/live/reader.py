@@ -161,6 +161,7 @@ class Reader:
         records: list[msgspec.Raw] = []
         size = scanned = 0
         full = False
+        sees_all = not self._only and self._mask is None
         while not full and scanned < SCAN:
             stretch = self._next_items(most - len(records))
             if isinstance(stretch, str):
@@ -169,19 +170,23 @@ class Reader:
                 break  # first what there is; then this is found again
             if stretch is None:
                 break
+            last: Item | None = None
             for item in stretch.items:
-                scanned += 1
-                raw = self._shown(item)
+                raw = item.raw if sees_all else self._shown(item)
                 if raw is not None:
-                    if records and size + item.size > most_bytes:
+                    if records and size + len(item.raw) > most_bytes:
                         full = True
                         break
                     records.append(raw)
-                    size += item.size
-                self._move(item.position + 1, item.tail)
+                    size += len(item.raw)
+                last = item
             else:
                 self._move(stretch.end, stretch.end_tail)
                 full = len(records) >= most or size >= most_bytes
+                last = None
+            scanned += len(stretch.items)
+            if last is not None:
+                self._move(last.position + 1, last.tail)
         if scanned >= SCAN:
             self.wake()
         if not records and self._cursor - self._sent < SKIPPED:

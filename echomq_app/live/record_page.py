@@ -11,7 +11,7 @@ from ..core.tokens import requested_cursor, verify
 from ..models import paging
 from ..stream import Stream
 from .answers import Wanted, expired_body
-from .items import Mask, make_items
+from .items import Item, Mask
 
 
 class _RecordPage(Struct, tag="records", tag_field="type", kw_only=True):
@@ -36,6 +36,7 @@ def record_page(name: str, question: Wanted, mask: Mask | None) -> bytes:
         Stream(name).using,
         name,
         start,
+        Item,
         limit=question.limit,
         types=question.types,
         key=question.key,
@@ -53,7 +54,7 @@ def record_page(name: str, question: Wanted, mask: Mask | None) -> bytes:
             since=place.first_position if start is None else start,
             records=[
                 raw
-                for item in make_items(snapshot.records)
+                for item in snapshot.records
                 if (raw := item.shown(mask, name, place.epoch)) is not None
             ],
             cursor=snapshot.end_cursor,

@@ -16,14 +16,14 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from django.db import Error
 
 from .. import engine
 from ..conf import current
 from ..core.names import stream_wake_group
-from ..core.records import StoredRecord, token_of
+from ..core.records import token_of
 from ..core.retry import full_jitter
 from ..core.ring import RingBuffer
 from ..core.tokens import parse, verify
@@ -31,7 +31,7 @@ from ..exceptions import CursorInvalid, UnknownStream
 from ..models import appending, paging
 from ..models.transactions import written
 from ..stream import Stream
-from .items import Filter, Item, make_items, size_of
+from .items import Filter, Item, size_of
 from .pages import LoadedPage, PageName, Pages
 from .threads import DatabaseThreads
 
@@ -46,7 +46,7 @@ PACE = 0.02
 """Seconds between two reads while records come: a burst reaches pages in few frames."""
 PAGE_SIZES = (128, 1_024)
 PAGES_AHEAD = 2
-SMALL_PAGE, LARGE_PAGE = 128_000, 1_000_000
+SMALL_PAGE, LARGE_PAGE = 400_000, 1_600_000
 """Bytes: pages grow and shrink with the records that they hold."""
 
 T = TypeVar("T")
@@ -79,21 +79,14 @@ class Life:
         ring = self.ring
         for item in items:
             if len(ring) == ring.size:
-                self.ring_bytes -= ring.slice(ring.first, 1)[0].size
+                self.ring_bytes -= len(ring.slice(ring.first, 1)[0].raw)
             ring.append(item)
-            self.ring_bytes += item.size
+            self.ring_bytes += len(item.raw)
         while self.ring_bytes > RING_BYTES and len(ring) > 1:
-            self.ring_bytes -= ring.slice(ring.first, 1)[0].size
+            self.ring_bytes -= len(ring.slice(ring.first, 1)[0].raw)
             ring.discard_below(ring.first + 1)
         if items:
             self.head_tail = items[-1].tail
-
-
-class _Read(NamedTuple):
-    """A page from the database, and its records encoded."""
-
-    snapshot: paging.Snapshot[StoredRecord]
-    items: list[Item]
 
 
 class StreamTail:
@@ -250,7 +243,8 @@ class StreamTail:
             await self._begin_anew()
             return True, False
         read = partial(self._read, life.head, Filter(), self._page_size)
-        snapshot, items = await self._database(read, urgent=True)
+        snapshot = await self._database(read, urgent=True)
+        items = snapshot.records
         broken = verify(snapshot.place, life.token)
         if broken is not None:
             logger.warning("event=tail_broken stream=%s error=%s", self.name, broken)
@@ -286,19 +280,19 @@ class StreamTail:
         head_tail = token.tail if token else ""
         return Life(info.epoch, info.first_position, info.write_cursor, head_tail)
 
-    def _read(self, cursor: int, only: Filter, limit: int) -> _Read:
-        """In a thread: read a page as it is stored, and encode it."""
-        snapshot = paging.read_stored_page(
+    def _read(self, cursor: int, only: Filter, limit: int) -> paging.Snapshot[Item]:
+        """In a thread: read a page as it is stored."""
+        return paging.read_stored_page(
             self.using,
             self.name,
             cursor,
+            Item,
             limit=limit,
             window=max(current().FILTER_WINDOW, limit),
             types=only.types,
             key=only.key,
             with_pending=not only,
         )
-        return _Read(snapshot, make_items(snapshot.records))
 
     def _relay(self) -> bool:
         """In a thread: move what waits in the outbox; tell whether anything moved."""
@@ -312,12 +306,12 @@ class StreamTail:
                 raise self.failure  # nobody waits for it any more
             try:
                 read = partial(self._read, name.start, name.only, name.size)
-                snapshot, items = await self._database(read)
+                snapshot = await self._database(read)
                 break
             except Error as error:
                 logger.warning("event=page_failed stream=%s error=%r", self.name, str(error))
                 await asyncio.sleep(full_jitter(attempt, base=0.2, cap=5.0, random=random.random))
-        place = snapshot.place
+        place, items = snapshot.place, snapshot.records
         life = self.life
         if life is None or place.epoch != life.epoch:
             # Another life; whoever wanted this page finds the new one when it is told.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 
 import msgspec
 from django.db import connections
 
+from ..core.frames import stored_record, stored_rest
 from ..core.ids import EventId
 from ..core.payload import decode
 from ..core.records import StoredRecord, StreamInfo, StreamRecord, token_of
@@ -33,23 +35,37 @@ _WRITE_CURSOR = {
         WHERE w.stream_id = s.id AND w.position >= s.first_position
         ORDER BY w.position DESC LIMIT 1), 0))""",
 }
-# On PostgreSQL, OFFSET 0 has the head computed once. Merged into the join it was computed for
-# each record, and took longer than reading the record.
+# On PostgreSQL the head is a row of its own: computed, sent and parsed once. With each record
+# it took as long as the records. The rows come in any order.
 _PAGE = {
     "postgresql": """
+        WITH s AS MATERIALIZED (
+            SELECT s.id, {head} FROM echomq_stream s WHERE s.name = %s
+        )
         SELECT s.epoch, s.first_position, s.write_cursor, s.before, s.pending, s.end_position,
-               s.end_id, r.id, r.position, r.type, r.key, r.data, r.headers, {recorded_at}
-        FROM (SELECT s.id, {head} FROM echomq_stream s WHERE s.name = %s OFFSET 0) s
-        LEFT JOIN LATERAL (
+               s.end_id, NULL, NULL, {nothing}
+        FROM s
+        UNION ALL
+        SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, r.id, r.position, {columns}
+        FROM s CROSS JOIN LATERAL (
             SELECT * FROM echomq_record r
             WHERE r.stream_id = s.id AND {where} ORDER BY r.position LIMIT %s
-        ) r ON true
-        ORDER BY r.position""",
+        ) r""",
     "sqlite": """
-        SELECT {head}, r.id, r.position, r.type, r.key, r.data, r.headers, {recorded_at}
+        SELECT {head}, r.id, r.position, {columns}
         FROM echomq_stream s LEFT JOIN echomq_record r ON r.stream_id = s.id AND {where}
         WHERE s.name = %s ORDER BY r.position LIMIT %s""",
 }
+_COLUMNS = {
+    vendor: ("r.type", "r.key", "r.data", "r.headers", time_column(vendor, "r.recorded_at"))
+    for vendor in ("postgresql", "sqlite")
+}
+# All that a page is sent of a record but its id, made there: see `core.frames.stored_rest`.
+_REST = """
+    '"position":' || r.position || ',"type":' || to_json(r.type) || ',"key":' || to_json(r.key)
+    || ',"data":' || r.data || ',"headers":' || r.headers || ',"recorded_at":'
+    || left(to_json(r.recorded_at AT TIME ZONE 'UTC')::text, -1) || '+00:00"'"""
+_STORED_COLUMNS = {"postgresql": (_REST,), "sqlite": _COLUMNS["sqlite"]}
 _BIGINT = {"postgresql": "%s::bigint", "sqlite": "%s"}
 _GREATEST = {"postgresql": "greatest", "sqlite": "max"}
 _LEAST = {"postgresql": "least", "sqlite": "min"}
@@ -63,7 +79,8 @@ BEYOND = 2**62
 """Above every position, and one that a column of positions can hold."""
 
 
-R = TypeVar("R", StreamRecord, StoredRecord)
+R = TypeVar("R", bound=StreamRecord | StoredRecord)
+S = TypeVar("S", bound=StoredRecord)
 Row = tuple[Any, ...]
 
 
@@ -97,21 +114,51 @@ def read_page(
     With a filter, at most `window` positions are scanned, so that a filter that matches
     nothing still returns soon, with a cursor that moved. Raises `UnknownStream`.
     """
-    return _read(using, name, cursor, _record, **options)
+    zone = connections[using].timezone
+
+    def build(epoch: str, row: Row) -> StreamRecord:
+        return _record(name, epoch, zone, row)
+
+    return _read(using, name, cursor, build, _COLUMNS, **options)
 
 
 def read_stored_page(
-    using: str, name: str, cursor: int | None, **options: Unpack[Options]
-) -> Snapshot[StoredRecord]:
-    """See `read_page`: the records as they are stored, their JSON not parsed."""
-    return _read(using, name, cursor, _stored_record, **options)
+    using: str,
+    name: str,
+    cursor: int | None,
+    kind: Callable[[int, int, msgspec.Raw], S],
+    **options: Unpack[Options],
+) -> Snapshot[S]:
+    """See `read_page`: the records as JSON that is passed on, not parsed.
+
+    Each is made by `kind` of its position, its id's bits and the JSON.
+    """
+    connection = connections[using]
+    if connection.vendor == "postgresql":
+
+        def build(epoch: str, row: Row) -> S:
+            id, position, rest = row
+            bits = id.int
+            return kind(position, bits, stored_record(bits, rest))
+
+    else:
+        zone = connection.timezone
+
+        def build(epoch: str, row: Row) -> S:
+            id, position, type, key, data, headers, at = row
+            bits = int(id, 16)
+            rest = stored_rest(position, type, key, data, headers, in_utc(at, zone))
+            return kind(position, bits, stored_record(bits, rest))
+
+    return _read(using, name, cursor, build, _STORED_COLUMNS, **options)
 
 
 def _read(
     using: str,
     name: str,
     cursor: int | None,
-    build: Callable[[str, str, dt.tzinfo | None, Row], R],
+    build: Callable[[str, Row], R],
+    columns: Mapping[str, Sequence[str]],
     *,
     limit: int,
     window: int,
@@ -127,6 +174,7 @@ def _read(
         connection.vendor,
         name,
         cursor,
+        columns[connection.vendor],
         limit=limit,
         types=types,
         key=key,
@@ -136,9 +184,10 @@ def _read(
     with connection.cursor() as db:
         db.execute(sql, parameters)
         rows = db.fetchall()
-    if not rows:
+    head = next((row for row in rows if row[0] is not None), None)
+    if head is None:
         raise UnknownStream(name)
-    epoch, first, write_cursor, before, pending, end_position, end_id = rows[0][:7]
+    epoch, first, write_cursor, before, pending, end_position, end_id = head[:7]
     place = Place(
         stream=name,
         epoch=epoch,
@@ -146,11 +195,11 @@ def _read(
         write_cursor=write_cursor,
         tail_before=_tail(before),
     )
-    zone = connection.timezone
-    records = [build(name, epoch, zone, row[7:]) for row in rows if row[7] is not None]
+    records = [build(epoch, row[7:]) for row in rows if row[7] is not None]
+    records.sort(key=_position)
     start = first if cursor is None else cursor
     if (len(records) == limit and limit) or (records and not filtered):
-        end, tail = records[-1].cursor, records[-1].id.tail
+        end, tail = records[-1].cursor, records[-1].tail
     elif filtered and end_position is not None and end_position > start:
         end, tail = end_position, _tail(end_id)
     else:
@@ -164,6 +213,7 @@ def _statement(
     vendor: str,
     name: str,
     cursor: int | None,
+    columns: Sequence[str],
     *,
     limit: int,
     types: Collection[str] | None,
@@ -190,7 +240,10 @@ def _statement(
          WHERE b.stream_id = s.id AND b.position = {start} - 1) AS before,
         {pending} AS pending, {end_position} AS end_position, {end_id} AS end_id"""
     sql = _PAGE[vendor].format(
-        head=head, where=where + matches, recorded_at=time_column(vendor, "r.recorded_at")
+        head=head,
+        nothing=", ".join(["NULL"] * len(columns)),
+        where=where + matches,
+        columns=", ".join(columns),
     )
     first, page = [cursor, *end_values], [*values, *matched]
     if vendor == "postgresql":
@@ -280,17 +333,7 @@ def _record(name: str, epoch: str, zone: dt.tzinfo | None, row: Row) -> StreamRe
     )
 
 
-def _stored_record(name: str, epoch: str, zone: dt.tzinfo | None, row: Row) -> StoredRecord:
-    id, position, type, key, data, headers, at = row
-    return StoredRecord(
-        id=EventId.from_uuid(id if isinstance(id, uuid.UUID) else uuid.UUID(id)),
-        position=position,
-        type=type,
-        key=key,
-        data=data,
-        headers=headers,
-        recorded_at=in_utc(at, zone),
-    )
+_position = attrgetter("position")
 
 
 def _tail(id: Any) -> str:

@@ -154,7 +154,7 @@ async def test_the_ring_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch)
     await page.read_to(50)
     life = page.reader._life
     assert life.ring_bytes <= 100_000
-    assert life.ring_bytes == sum(item.size for item in life.ring.slice(life.ring.first))
+    assert life.ring_bytes == sum(len(item.raw) for item in life.ring.slice(life.ring.first))
     page.reader.close()
 
 

@@ -175,10 +175,10 @@ async def test_what_is_new_is_read_before_what_is_old(monkeypatch: pytest.Monkey
     hub = hub_of_this_loop()
     read, order, busy = paging.read_stored_page, [], threading.Event()
 
-    def noting(using: str, name: str, cursor: Any, **options: Any) -> Any:
+    def noting(*args: Any, **options: Any) -> Any:
         order.append("live" if options["with_pending"] else "page")
         busy.wait(30)
-        return read(using, name, cursor, **options)
+        return read(*args, **options)
 
     woken = asyncio.Event()
     reader = await hub.open("orders", wake=woken.set)

@@ -19,7 +19,7 @@ from echomq_app.live.limits import Limits
 from echomq_app.models import Record, sql
 from echomq_app.models import Stream as StreamRow
 from echomq_app.stream import Stream
-from tests.live_client import LiveSocket
+from tests.live_client import IsoTime, LiveSocket
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,7 +61,7 @@ async def test_records_come_live_in_order_and_as_they_were_appended() -> None:
             "key": "7",
             "data": {"n": 0, "text": "é\u2028", "float": 1e-7},
             "headers": {"h": [1]},
-            "recorded_at": receipt.recorded_at.isoformat(),
+            "recorded_at": IsoTime(receipt.recorded_at),
         }
         assert page.resume == receipt.token
         await fill("orders", 100, start=1)

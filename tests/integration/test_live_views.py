@@ -19,6 +19,7 @@ from echomq_app.exceptions import BadToken
 from echomq_app.live import access
 from echomq_app.models.stream import Stream as StreamRow
 from echomq_app.stream import Stream
+from tests.live_client import IsoTime
 
 pytestmark = pytest.mark.django_db
 
@@ -67,7 +68,7 @@ def test_a_page_has_the_fields_of_the_frames(reader: Client) -> None:
                 "key": "7",
                 "data": {"id": 1},
                 "headers": {"by": "ada"},
-                "recorded_at": first.recorded_at.isoformat(),
+                "recorded_at": IsoTime(first.recorded_at),
             },
             {
                 "id": str(second.id),
@@ -76,7 +77,7 @@ def test_a_page_has_the_fields_of_the_frames(reader: Client) -> None:
                 "key": "",
                 "data": [1, "é", None],
                 "headers": {},
-                "recorded_at": second.recorded_at.isoformat(),
+                "recorded_at": IsoTime(second.recorded_at),
             },
         ],
         "cursor": 2,
