@@ -51,11 +51,11 @@ class CancelToken:
     __slots__ = ("__weakref__", "_children", "_first", "_parent", "_state", "_wakers")
 
     def __init__(self) -> None:
+        self._parent: CancelToken | None = None
         self._state: Cancelled | None = None
         self._first: dict[str, Cancelled] = {}
         self._wakers = Wakers()
-        self._children: dict[object, weakref.ref[CancelToken]] = {}
-        self._parent: CancelToken | None = None
+        self._children: dict[int, weakref.ref[CancelToken]] = {}
 
     @property
     def cancelled(self) -> bool:
@@ -127,11 +127,10 @@ class CancelToken:
         """
         token = type(self)()
         token._parent = self  # Keeps the way from the grandparent down alive.
-        children, handle = self._children, object()
-        children[handle] = weakref.ref(token, lambda _: children.pop(handle, None))
+        self._children[id(token)] = weakref.ref(token)
         state = self._state
         if state is not None:
-            children.pop(handle, None)
+            self._children.pop(id(token), None)
             token.cancel(state.reason)
         return token
 
@@ -151,6 +150,13 @@ class CancelToken:
         elif seconds != math.inf:
             _deadlines.add(seconds, token, reason)
         return token
+
+    def __del__(self) -> None:
+        # Instead of a callback of the weak reference: see core/deadlines.py. The id is
+        # nobody else's before this has returned.
+        parent = self._parent
+        if parent is not None:
+            parent._children.pop(id(self), None)
 
     def __repr__(self) -> str:
         state = self._state

@@ -4,6 +4,10 @@ Adding a deadline takes no lock (a signal handler may do it): it goes into a deq
 and the thread, which alone owns the heap, takes it from there. The thread is woken
 only for a deadline earlier than the one it sleeps for; jobs with equal timeouts, the
 usual case, never wake it.
+
+The weak references have no callbacks. CPython 3.11 crashes when an object with several
+that have one is freed and another thread drops one of them at that moment: it may
+collect garbage, and so run other code, while it walks the list of them.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Protocol
 logger = logging.getLogger("echomq")
 
 _THREAD = "echomq-deadlines"
-_MANY = 64  # Fewer dead entries than this aren't worth a sweep.
+_MANY = 64  # Fewer entries than this aren't worth a sweep.
 
 
 class Cancellable(Protocol):
@@ -45,14 +49,14 @@ class Deadlines:
         self._number = itertools.count()
         self._heap: list[tuple[float, int, weakref.ref[Cancellable], str]] = []
         self._new: deque[tuple[float, int, weakref.ref[Cancellable], str]] = deque()
-        self._dead = 0
+        self._sweep_at = _MANY
         self._start_afresh()
         os.register_at_fork(after_in_child=self._after_fork)
 
     def add(self, seconds: float, target: Cancellable, reason: str) -> None:
         """Cancel `target` with `reason` in `seconds` (more than 0), if it still lives."""
         at = time.monotonic() + seconds
-        self._new.append((at, next(self._number), weakref.ref(target, self._died), reason))
+        self._new.append((at, next(self._number), weakref.ref(target), reason))
         # The thread publishes when it will wake and then looks at `_new` again, so an
         # entry is seen by the thread, or its deadline by this comparison.
         if (at < self._wakes_at or self._sweep_is_due()) and self._bell.empty():
@@ -71,10 +75,7 @@ class Deadlines:
                 self._starting.release()
 
     def _sweep_is_due(self) -> bool:
-        return self._dead > _MANY and self._dead > (len(self._heap) + len(self._new)) // 2
-
-    def _died(self, reference: object) -> None:
-        self._dead += 1  # May miss one under a race; it only decides when to sweep.
+        return len(self._heap) + len(self._new) > self._sweep_at
 
     def _run(self) -> None:
         bell = self._bell
@@ -96,10 +97,11 @@ class Deadlines:
             heapq.heappush(self._heap, self._new[0])
             self._new.popleft()
         if self._sweep_is_due():
-            self._dead = 0
             living = [entry for entry in self._heap if entry[2]() is not None]
             heapq.heapify(living)
             self._heap = living
+            # At twice what lives now: what a sweep costs is paid for by what was added.
+            self._sweep_at = max(_MANY, 2 * len(living))
 
     def _cancel_due(self) -> None:
         while self._heap and self._heap[0][0] <= time.monotonic():

@@ -443,6 +443,31 @@ def test_all_deadlines_share_one_thread_and_dropped_ones_are_swept() -> None:
     assert {other for other in started if "deadline" in other.name} <= {thread}
 
 
+def test_tokens_dropped_while_garbage_is_collected_do_not_crash_python() -> None:
+    # What core/deadlines.py says of CPython 3.11. A collection per allocation, each with
+    # a pause in which the thread sweeps; and tuples are kept, for it takes a new one.
+    program = """
+import gc, time
+from echomq_app import cancel
+gc.callbacks.append(lambda phase, info: time.sleep(0))
+gc.set_threshold(1)
+root, kept = cancel.new(), []
+for n in range(2000):
+    kept.append((n, n, n, n))
+    root.with_deadline(3600)
+print(len(root._children))
+"""
+    done = run_python(program)
+
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_a_token_has_no_weak_reference_with_a_callback() -> None:
+    token = cancel.new().with_deadline(3600)
+
+    assert [reference.__callback__ for reference in weakref.getweakrefs(token)] == [None]
+
+
 def test_a_forked_child_keeps_its_deadlines_and_its_tokens() -> None:
     program = """
 import os, sys
