@@ -17,6 +17,7 @@ __all__ = [
     "add_sink",
     "bind_loop",
     "flush",
+    "has_broker",
     "joined",
     "notify",
     "remove_sink",
@@ -28,6 +29,7 @@ __all__ = [
 
 add_sink = _engine.add_sink
 flush = _engine.flush
+has_broker = _engine.has_broker
 joined = _engine.joined
 notify = _engine.notify
 remove_sink = _engine.remove_sink

@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from channels.layers import InMemoryChannelLayer, get_channel_layer
+from channels.layers import get_channel_layer
 from django.core.signals import setting_changed
 
 from ..conf import current
 from ..exceptions import EngineStopped
-from . import in_memory
+from . import in_memory, reach
 from .broker import Broker, Merge
 from .loop_thread import LoopThread
 from .resubscribe import WAKE, GroupListener
@@ -72,15 +72,15 @@ class Engine:
     ) -> int | None:
         """Send `message` to the layer's group in the background, and don't wait for it.
 
-        Returns how many receive it where that is known (no broker: sinks and in-memory
-        consumers of this process), else None. A lost message is logged and signalled
+        Returns how many receive it where that is known (no broker: sinks and consumers of
+        this process), else None. A lost message is logged and signalled
         (`signals.publish_failed`), never raised. Messages to one group stay in order.
         While a message with the same `coalesce_key` waits for its group, this one is
         dropped. `message["type"]` names the consumers' handler; the keys `group`,
         `sender` and `number` are added.
         """
         layer = self._layer()
-        if layer is not None and not isinstance(layer, InMemoryChannelLayer):
+        if reach.crosses_processes(layer):
             self._broker.send(group, message, key=coalesce_key, merge=merge)
             return None
         return self._send_here(layer, group, message)
@@ -167,20 +167,17 @@ class Engine:
         return ended
 
     def has_broker(self) -> bool:
-        """Tell whether messages leave the process: a channel layer that isn't in memory."""
-        layer = self._layer()
-        return layer is not None and not isinstance(layer, InMemoryChannelLayer)
+        """Tell whether messages leave the process, by the layer CHANNEL_LAYER (see `reach`)."""
+        return reach.crosses_processes(self._layer())
 
     # On the way.
 
-    def _send_here(
-        self, layer: InMemoryChannelLayer | None, group: str, message: dict[str, Any]
-    ) -> int:
+    def _send_here(self, layer: Any, group: str, message: dict[str, Any]) -> int:
         message = {**message, "group": group}
         receivers = self._switchboard.deliver(group, message)
         if layer is not None:
             try:
-                receivers += in_memory.post(layer, group, message)
+                receivers += reach.post(layer, group, message)
             except Exception as error:  # noqa: BLE001  (never raised, by contract)
                 self._broker.losses.add(group, 1, error)
         return receivers

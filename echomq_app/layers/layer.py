@@ -59,12 +59,14 @@ class EchoChannelLayer(BaseChannelLayer):
     """
 
     extensions = ["groups", "flush", "echo"]
+    crosses_processes: bool = True
+    """Whether what is sent can reach other processes: false without a transport."""
 
     def __init__(self, **config: Any) -> None:
         self.options = LayerOptions.from_config(config)
         super().__init__(capacity=self.options.capacity or self.options.buffer_size)
+        self.crosses_processes = self.options.crosses_processes()
         self._station = station(self.options)
-        self._default_index = 0
 
     @staticmethod
     @contextlib.contextmanager
@@ -147,10 +149,16 @@ class EchoChannelLayer(BaseChannelLayer):
 
     async def group_send(self, group: str, message: dict[str, Any]) -> None:
         """Send to all channels in the group, in order; see the class. Never waits."""
+        self.post(group, message)
+
+    def post(self, group: str, message: dict[str, Any]) -> int:
+        """Do what `group_send` does, from sync code; return how many channels here get it."""
         _check_message(message)
         _check_group(group)
         # A frame holds plain text only, and a group may be named by a member of an enum.
-        self._station.publish(str.__str__(group), _encode(message), self._index())
+        plain = str.__str__(group)
+        self._station.publish(plain, _encode(message), self._index())
+        return self._station.local.members(plain)
 
     async def flush(self) -> None:
         """Forget all messages and groups here, and in the transport what it can forget."""

@@ -126,6 +126,10 @@ class LocalChannels:
             if not members:
                 self._groups.pop(group, None)
 
+    def members(self, group: str) -> int:
+        """Return how many channels hear the group."""
+        return len(self._groups.get(group, ()))
+
     def close(self, name: str) -> None:
         """Remove the channel, with what waits in it."""
         with self._lock:

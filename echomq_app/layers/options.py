@@ -11,8 +11,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from channels.layers import channel_layers
+from channels.layers import InMemoryChannelLayer, channel_layers
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from ..core.echo.peers import Rules
 
@@ -117,6 +118,13 @@ class LayerOptions:
         if str(settings.get("BACKEND", "")).endswith("EchoChannelLayer"):
             raise _wrong("transport", "another layer, not an EchoChannelLayer", self.transport)
         return settings
+
+    def crosses_processes(self) -> bool:
+        """Tell whether the transport, if there is one, reaches other processes."""
+        transport = self.transport_settings()
+        if transport is None:
+            return False
+        return not issubclass(import_string(transport["BACKEND"]), InMemoryChannelLayer)
 
     def key(self) -> str:
         """Return a text that is the same for the same options."""

@@ -6,8 +6,11 @@ is one statement and one round trip. SQLite's way is in `appending_sqlite`.
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -24,11 +27,44 @@ from .transactions import as_statement, naming_isolation, own_transaction
 _CALL_BYTES = 8_000_000
 _CALL_RECORDS = 5_000
 
-_RECORDED_AT = time_column("postgresql", "recorded_at")
+# One row for all receipts: made into rows of their own, they took as long to read as the records
+# to encode. Only duplicates have a time of their own.
 _APPEND = (
-    f"SELECT n, uuid_send(id), position, {_RECORDED_AT}, duplicate, epoch, write_cursor"  # noqa: S608
+    "SELECT min(epoch), min(write_cursor), string_agg(uuid_send(id), ''::bytea ORDER BY n),"
+    f" {time_column('postgresql', 'min(recorded_at) FILTER (WHERE NOT duplicate)')},"
+    " array_agg(n ORDER BY n) FILTER (WHERE duplicate),"
+    f" array_agg({time_column('postgresql', 'recorded_at')} ORDER BY n) FILTER (WHERE duplicate)"
     " FROM echomq_append_v1(%s, %s::jsonb, %s)"
 )
+_ID_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What a call answered: ids one after the other, in bytes, and the times of duplicates."""
+
+    stream: str
+    epoch: str
+    ids: bytes
+    at: dt.datetime | None
+    earlier: dict[int, dt.datetime]
+
+    def receipts(self) -> list[Receipt]:
+        from_int, from_bytes, ids = EventId.from_int, int.from_bytes, self.ids
+        times: list[Any] = [self.at] * (len(ids) // _ID_BYTES)
+        for index, at in self.earlier.items():
+            times[index] = at
+        return [
+            Receipt(
+                id=(id := from_int(from_bytes(ids[start : start + _ID_BYTES]))),
+                stream=self.stream,
+                position=id.position,
+                epoch=self.epoch,
+                recorded_at=at,
+                duplicate=start // _ID_BYTES in self.earlier,
+            )
+            for at, start in zip(times, range(0, len(ids), _ID_BYTES), strict=True)
+        ]
 
 
 def append(
@@ -103,27 +139,22 @@ def _call(
     expected = None if expected_cursor is None else min(expected_cursor, BEYOND)
     with naming_isolation(name), connection.cursor() as cursor:
         cursor.execute(_APPEND, (name, call.decode(), expected))
-        rows = cursor.fetchall()
-    if rows[0][2] is None:
+        epoch, write_cursor, ids, at, duplicates, their_times = cursor.fetchone()
+    if ids is None:
         return WrongExpectedCursor(
-            stream=name, expected=expected_cursor or 0, write_cursor=rows[0][6]
+            stream=name, expected=expected_cursor or 0, write_cursor=write_cursor
         )
-    rows.sort()  # by n: PostgreSQL promises no order without saying so, and says so slower
-    zone = connection.timezone
-    # Nearly always the same for all of a call; as bytes, an id is read in a third of the time.
-    times = {at: aware(at, zone) for at in {row[3] for row in rows}}
-    from_bytes, from_int = int.from_bytes, EventId.from_int
-    return [
-        Receipt(
-            id=from_int(from_bytes(id)),
-            stream=name,
-            position=position,
-            epoch=epoch,
-            recorded_at=times[at],
-            duplicate=duplicate,
-        )
-        for _, id, position, at, duplicate, epoch, _ in rows
-    ]
+    written = _Written(
+        stream=name,
+        epoch=epoch,
+        ids=ids,
+        at=None if at is None else aware(at, connection.timezone),
+        earlier={
+            n - 1: aware(time, connection.timezone)
+            for n, time in zip(duplicates or (), their_times or (), strict=True)
+        },
+    )
+    return written.receipts()
 
 
 def _call_each(

@@ -22,6 +22,9 @@ from .worker import NAME_MAX, Worker
 
 TASK_PATH_MAX = 500
 NOTE_MAX = 255
+UNIQUE_KEY_MAX = 255
+GROUP_KEY_MAX = TASK_PATH_MAX + 10
+KIND_MAX = 40
 
 
 class JobState(models.TextChoices):
@@ -36,6 +39,7 @@ class JobState(models.TextChoices):
 
 
 WAITING = (JobState.READY, JobState.SCHEDULED)
+ACTIVE = (*WAITING, JobState.RUNNING)
 FINISHED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 
 
@@ -113,6 +117,31 @@ class Job(models.Model):
     result = models.JSONField(null=True, blank=True)
     errors = models.JSONField(default=list, blank=True)
     cancel_reason = models.TextField(blank=True, default="")
+    # Those that follow have a default in the database too: the code before them inserts rows.
+    cancel_kind = models.CharField(max_length=KIND_MAX, blank=True, default="", db_default="")
+    unique_key = NameField(
+        max_length=UNIQUE_KEY_MAX,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("While a job of this key waits or runs, there is no second one."),
+    )
+    group_key = NameField(
+        max_length=GROUP_KEY_MAX,
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("Jobs of a group share a limit of how many run at once."),
+    )
+    group_limit = models.IntegerField(null=True, blank=True)
+    parked = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text=_("Ready, but its group is full: no claim looks at it until there is room."),
+    )
+    retention = models.FloatField(
+        null=True, blank=True, help_text=_("Seconds that the row stays when the job has ended.")
+    )
 
     objects = JobQuerySet.as_manager()
 
@@ -123,7 +152,7 @@ class Job(models.Model):
         indexes = (
             models.Index(
                 fields=["queue", "-priority", "run_after", "id"],
-                condition=Q(state="ready"),
+                condition=Q(state="ready", parked=False),
                 name="echomq_job_ready",
             ),
             models.Index(
@@ -134,9 +163,32 @@ class Job(models.Model):
             models.Index(
                 fields=["worker"], condition=Q(state="running"), name="echomq_job_running"
             ),
+            models.Index(
+                fields=["queue", "parked", "group_key", "-priority", "run_after", "id"],
+                condition=Q(state="ready") & ~Q(group_key=""),
+                name="echomq_job_group_ready",
+            ),
+            models.Index(
+                fields=["group_key"],
+                condition=Q(state="running") & ~Q(group_key=""),
+                name="echomq_job_group_running",
+            ),
+            # Few values of retention, each with its jobs in the order in which they go.
+            models.Index(
+                fields=["retention", "finished_at"],
+                condition=Q(retention__isnull=False, finished_at__isnull=False),
+                name="echomq_job_retention",
+            ),
             # What an operator looks for among a million that went well.
             models.Index(
                 fields=["id"], condition=Q(state__in=("failed", "cancelled")), name="echomq_job_bad"
+            ),
+        )
+        constraints = (
+            models.UniqueConstraint(
+                fields=["unique_key"],
+                condition=~Q(unique_key="") & Q(state__in=("ready", "scheduled", "running")),
+                name="echomq_job_unique",
             ),
         )
 
@@ -172,7 +224,7 @@ class CancelRequest(models.Model):
         related_name="cancel_request",
     )
     reason = models.TextField(blank=True, default="")
-    kind = models.CharField(max_length=40, default="user")
+    kind = models.CharField(max_length=KIND_MAX, default="user")
     requested_at = models.DateTimeField()
 
     objects = CancelRequestQuerySet.as_manager()
