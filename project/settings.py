@@ -66,16 +66,22 @@ def databases(url: str) -> dict[str, dict[str, Any]]:
 
 
 def channel_layers(redis_url: str) -> dict[str, dict[str, Any]]:
-    """Return CHANNEL_LAYERS on Redis pub/sub, or in memory if the URL is empty."""
+    """Return CHANNEL_LAYERS with an EchoChannelLayer: over Redis, or alone if the URL is empty."""
+    echo = "echomq_app.layers.EchoChannelLayer"
     if not redis_url:
-        return {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
+        # It ends at this process, and is safe between its threads and event loops.
+        return {"default": {"BACKEND": echo}}
     # redis-py 8 gives up on a socket that is silent for 5 s; an idle subscription is.
     host = {"address": redis_url, "socket_timeout": None}
     return {
-        "default": {
+        # Pub/sub alone would do for the feed, which promises nothing. With this, what a
+        # restart of Redis or a short fault of the network would take reaches the page after
+        # all, or the page shows a gap. No interval: people watch it.
+        "default": {"BACKEND": echo, "CONFIG": {"transport": "redis", "batch_interval": 0}},
+        "redis": {
             "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
             "CONFIG": {"hosts": [host]},
-        }
+        },
     }
 
 

@@ -18,6 +18,7 @@ from echomq_app import engine
 CORE = "channels_redis.core.RedisChannelLayer"
 PUBSUB = "channels_redis.pubsub.RedisPubSubChannelLayer"
 IN_MEMORY = "channels.layers.InMemoryChannelLayer"
+ECHO = "echomq_app.layers.EchoChannelLayer"
 ROOT = Path(__file__).resolve().parent.parent
 
 Layers = dict[str, dict[str, Any]]
@@ -28,6 +29,14 @@ def channel_layers(backend: str, url: str = "", **config: Any) -> Layers:
     if url:
         config["hosts"] = [url]
     return {"default": {"BACKEND": backend, "CONFIG": config}}
+
+
+def echo_layers(transport: str, url: str, **config: Any) -> Layers:
+    """Return CHANNEL_LAYERS with an EchoChannelLayer over this backend on Redis."""
+    return {
+        "default": {"BACKEND": ECHO, "CONFIG": {"transport": "redis", **config}},
+        "redis": {"BACKEND": transport, "CONFIG": {"hosts": [url]}},
+    }
 
 
 @contextlib.contextmanager

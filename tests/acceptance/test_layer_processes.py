@@ -11,7 +11,15 @@ import pytest
 
 from echomq_app.layers import EchoChannelLayer
 from tests.integration.layers import QUICK, clean_layers, subscriber, take
-from tests.layers import CORE, PUBSUB, Layers, hung_server, run_program
+from tests.layers import (
+    CORE,
+    ECHO,
+    PUBSUB,
+    channel_layers,
+    echo_layers,
+    hung_server,
+    run_program,
+)
 
 transports = pytest.mark.parametrize("backend", [CORE, PUBSUB])
 # Where the transport makes no difference, one of them is enough.
@@ -28,16 +36,6 @@ def send(*numbers):
     for number in numbers:
         async_to_sync(get_channel_layer().group_send)("g", {"type": "x", "n": number})
 """
-
-
-def layers(backend: str, url: str, **options: Any) -> Layers:
-    return {
-        "default": {
-            "BACKEND": "echomq_app.layers.EchoChannelLayer",
-            "CONFIG": {"transport": "redis", **options},
-        },
-        "redis": {"BACKEND": backend, "CONFIG": {"hosts": [url]}},
-    }
 
 
 class Ear:
@@ -69,7 +67,7 @@ async def run(program: str, backend: str, url: str, *arguments: str, **options: 
     done = await asyncio.to_thread(
         run_program,
         SEND + program + "\nprint(time.monotonic())",
-        layers(backend, url, **options),
+        echo_layers(backend, url, **options),
         *arguments,
     )
     after = time.monotonic()
@@ -220,7 +218,7 @@ assert threading.active_count() == before == 1
     done = await asyncio.to_thread(
         run_program,
         SEND + program,
-        {"default": {"BACKEND": "echomq_app.layers.EchoChannelLayer"}},
+        channel_layers(ECHO),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -19,7 +19,15 @@ from echomq_app import engine, signals
 from echomq_app.core.names import stream_wake_group
 from echomq_app.engine.broker import Broker
 from echomq_app.engine.process import engine as the_engine
-from tests.layers import CORE, IN_MEMORY, PUBSUB, channel_layers, hung_server, use_layers
+from tests.layers import (
+    CORE,
+    ECHO,
+    IN_MEMORY,
+    PUBSUB,
+    channel_layers,
+    hung_server,
+    use_layers,
+)
 from tests.servers import Redis
 from tests.wait import wait_until
 
@@ -527,8 +535,9 @@ def test_settings_that_change_move_the_engine_to_the_new_broker(
                 wait_until(lambda: client.zcard(f"asgi:group:{GROUP}") == 1)
 
 
-def test_the_in_memory_layer_needs_no_thread(redis_url: str) -> None:
-    with use_layers(channel_layers(IN_MEMORY)):
+@pytest.mark.parametrize("backend", [IN_MEMORY, ECHO])
+def test_a_layer_that_ends_at_the_process_needs_no_thread(backend: str) -> None:
+    with use_layers(channel_layers(backend)):
         with engine.waiter(GROUP) as waiter:
             engine.notify(GROUP)
             assert waiter.wait(0)

@@ -25,8 +25,7 @@ from django.test import AsyncClient, override_settings
 from django.urls import path
 from django.utils.safestring import mark_safe
 
-from echomq_app import engine, events, signals
-from echomq_app.core.ids import new_job_id
+from echomq_app import engine, signals
 from echomq_app.layers import CursorExpiredMixin, EchoChannelLayer, drain
 from tests.integration.layers import Nodes, clean_layers, meet, state, subscriber, take, write
 from tests.layer_transport import KINDS
@@ -659,21 +658,6 @@ async def test_runworker_hears_its_channels(layer: EchoChannelLayer) -> None:
     assert done[:1] == [1]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_the_feed_and_the_wake_ups_go_over_it(configured: EchoChannelLayer) -> None:
-    job = new_job_id()
-    async with events.listen("emails") as feed:
-        events.publish("emails", "started", job)
-        event = await asyncio.wait_for(anext(feed), 30)
-    assert isinstance(event, events.Event)
-    assert event.job_id == job
-
-
-async def test_a_notice_is_a_gap_for_the_feeds(configured: EchoChannelLayer) -> None:
-    async with events.listen("emails") as feed:
-        configured._station.local.notify("other", 3)
-        assert await asyncio.wait_for(anext(feed), 30) == events.Gap(reason="lost")
 
 
 # Notices.
