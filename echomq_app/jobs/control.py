@@ -115,7 +115,11 @@ def cancel_waiting(using: str, id: JobId, reason: str) -> bool:
     )
     if not changed:
         return False
-    CancelRequest.objects.using(using).filter(job=id).delete()
+    earlier = CancelRequest.objects.using(using).filter(job=id).first()
+    if earlier is not None:  # it ran when somebody asked first, and was handed back
+        reason = earlier.reason
+        jobs.filter(pk=id).update(cancel_reason=reason)
+        earlier.delete()
     more = {"reason": reason or None, "finished_at": journal.timestamp(at)}
     _record(using, jobs.get(pk=id), journal.CANCELLED, at, more)
     return True

@@ -90,6 +90,16 @@ class TestAnswers:
         assert Job.objects.get(pk=id).state == "running"
         assert history(id) == ["enqueued", "started", "cancel_requested"]
 
+    def test_first_reason_stays_when_the_job_went_back_to_the_queue(self, worker: Worker) -> None:
+        id = jobtasks.add.enqueue(1, 2).id
+        (claimed,) = claim(worker)
+        assert control.cancel(id, "first") == "requested"
+        settle(USING, [outcome(claimed, Ending.HANDED_BACK)])
+        assert control.cancel(id, "second") == "cancelled"
+        assert Job.objects.get(pk=id).cancel_reason == "first"
+        assert records(id)[-1][1]["reason"] == "first"
+        assert not CancelRequest.objects.exists()
+
     @pytest.mark.parametrize("ending", [Ending.RETURNED, Ending.STOPPED])
     def test_finished_job_is_not_changed(self, worker: Worker, ending: Ending) -> None:
         id = jobtasks.add.enqueue(1, 2).id
