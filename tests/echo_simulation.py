@@ -254,8 +254,12 @@ class Simulation:
         told: set[str] = set()  # the nodes named since the last record of each
         for item in subscriber.heard:
             if isinstance(item, str):
-                told |= {boot for boot, name in self.names.items() if name == item}
-                due_keys = [key for key in due if self.names[key[0]] == item]
+                # Its own node's name says that it may have missed messages of anybody.
+                meant = {
+                    boot for boot, name in self.names.items() if item in (name, subscriber.node)
+                }
+                told |= meant
+                due_keys = [key for key in due if key[0] in meant]
                 for key in due_keys:
                     due[key] = -due[key] - 1 if due[key] >= 0 else due[key]
                 continue

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from echomq_app.core.echo import frames
-from echomq_app.core.echo.effects import Broadcast, Happened, Send, SendBatch
+from echomq_app.core.echo.effects import Broadcast, Happened, Notify, Send, SendBatch
 from echomq_app.core.echo.node import EchoNode
 from echomq_app.core.echo.peers import Rules
 from echomq_app.core.echo.producer import Producer
+from echomq_app.core.echo.receiver import Notice
 from tests.echo_simulation import Simulation
 
 
@@ -211,6 +213,65 @@ def test_a_command_that_writes_before_its_first_hello_loses_nothing() -> None:
     sim.heal()
     sim.settle()
     assert [sim.heard(name) for name in ("a", "b")] == [positions(0, 1, 2)] * 2
+
+
+@pytest.mark.parametrize("away", [1.0, 5.0, 20.0])
+def test_who_missed_a_command_that_came_and_went_is_told(away: float) -> None:
+    # b's link is down meanwhile: it never hears of the command, nor the command of b.
+    sim = pair()
+    for other in ("a", "b", "command"):
+        sim.cut_line("b", other)
+    sim.start("command", subscribers=0)
+    sim.write("command", 3)
+    sim.run(0.2)
+    sim.leave("command")
+    sim.run(away)
+    sim.settle()
+    assert [item for item in sim.heard("a") if item != "b"] == positions(0, 1, 2)
+    # By a's hellos; after forget_after nobody knows it any more, and b knows that.
+    assert [item for item in sim.heard("b") if item != "a"] == ["command" if away < 6 else "b"]
+
+
+def test_who_began_after_a_command_had_left_is_not_told_of_it() -> None:
+    sim = pair()
+    sim.start("command", subscribers=0)
+    sim.write("command", 3)
+    sim.run(0.2)
+    sim.leave("command")
+    sim.run(0.5)
+    sim.start("c")
+    sim.settle()
+    assert sim.heard("c") == []
+    assert sim.heard("b") == positions(0, 1, 2)
+
+
+def test_a_bye_that_was_lost_is_heard_from_others_and_alarms_nobody() -> None:
+    sim = pair()
+    sim.start("c")
+    sim.run(1)
+    sim.write("c", 3)
+    sim.run(1)
+    sim.cut_line("c", "b")
+    sim.leave("c")
+    sim.settle()
+    assert sim.heard("b") == positions(0, 1, 2)
+
+
+def test_a_bye_of_one_that_we_never_met_is_told() -> None:
+    # Our hello had reached it, its own had not reached us.
+    node = EchoNode("b", "b", Rules(), 0.0, lambda: 10.0)
+    effects = node.on_frame(frames.Bye(boot="x", name="command", cursors=[0, 2]), 0.0)
+    assert [effect.notice for effect in effects if isinstance(effect, Notify)] == [
+        Notice(node="command", missed=2)
+    ]
+    assert node.on_frame(frames.Bye(boot="y", name="command", cursors=[0]), 0.0) == []
+
+
+def test_a_node_that_was_stopped_for_longer_than_others_remember_is_told() -> None:
+    sim = pair()
+    sim.freeze("b", 20.0)
+    sim.run(25)
+    assert "b" in sim.heard("b")
 
 
 # Traps.
@@ -490,7 +551,7 @@ def test_what_was_under_way_when_its_sender_said_bye_is_not_heard() -> None:
     node = EchoNode("b", "b", Rules(), 0.0, lambda: 0.0)
     batch = frames.Batch(boot="a", name="a", control="x", index=0, base=0, records=[("g", b"1")])
     assert len(node.on_frame(batch, 0.0)) == 2
-    node.on_frame(frames.Bye(boot="a", cursors=[1]), 0.1)
+    node.on_frame(frames.Bye(boot="a", name="a", cursors=[1]), 0.1)
     assert node.on_frame(batch, 0.2) == []
 
 
@@ -547,11 +608,12 @@ def test_frames_come_back_as_they_were() -> None:
             clock=1.5,
             cursors=[1, 2**63],
             expected={"b": {0: 5, 3: 7}},
+            gone=[("c", "command", [0, 3], 1.5)],
             asks=True,
         ),
         frames.Batch(boot="a", name="n", control="c", index=1, base=2, records=[("g", b"\x80")]),
         frames.Ack(boot="a", to="b", index=0, cursor=5),
-        frames.Bye(boot="a", cursors=[]),
+        frames.Bye(boot="a", name="web", cursors=[]),
         frames.Direct(boot="a", channel="c!1", message=b"\x80"),
     ):
         assert frames.decode(frames.encode(frame)) == frame
@@ -566,5 +628,12 @@ def test_what_is_no_frame_is_refused(wire: bytes) -> None:
 def test_a_frame_for_an_index_that_there_is_not_is_ignored() -> None:
     sim = pair()
     node = sim.machines["a"].node
-    ack = frames.Ack(boot=sim.machines["b"].node.boot, to=node.boot, index=9, cursor=1)
-    assert [effect for effect in node.on_frame(ack, sim.now) if not isinstance(effect, Send)] == []
+    boot = sim.machines["b"].node.boot
+    for index in (9, -1):
+        ack = frames.Ack(boot=boot, to=node.boot, index=index, cursor=1)
+        assert [one for one in node.on_frame(ack, sim.now) if not isinstance(one, Send)] == []
+    node.write(0, ("0", b"0"))
+    hello = sim.machines["b"].node.announce(sim.now)[0]
+    assert isinstance(hello, Broadcast)
+    node.on_frame(msgspec.structs.replace(hello.frame, expected={node.boot: {-1: 1}}), sim.now)
+    assert node.producers[0].lag(boot) == 1

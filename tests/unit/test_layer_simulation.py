@@ -37,7 +37,7 @@ def lively() -> Simulation:
         [("a#0", 0, 1), ("a#0", 0, 0)],  # out of order
         [("a#0", 0, 1), ("a#0", 0, 2)],  # the first is missing
         [("a#0", 0, 0), ("a#0", 0, 2), "a"],  # told too late
-        [("a#0", 0, 0), "b", ("a#0", 0, 2)],  # told of somebody else
+        [("a#0", 0, 0), "c", ("a#0", 0, 2)],  # told of somebody else
     ],
 )
 def test_the_checker_sees(heard: list[tuple[str, int, int] | str]) -> None:
@@ -47,7 +47,8 @@ def test_the_checker_sees(heard: list[tuple[str, int, int] | str]) -> None:
         sim.check()
 
 
-def test_the_checker_lets_pass_what_was_told() -> None:
+@pytest.mark.parametrize("named", ["a", "b"])  # its own name stands for anybody
+def test_the_checker_lets_pass_what_was_told(named: str) -> None:
     sim = lively()
-    sim.machines["b"].subscribers[0].heard[:] = [("a#0", 0, 0), "a", ("a#0", 0, 2)]
+    sim.machines["b"].subscribers[0].heard[:] = [("a#0", 0, 0), named, ("a#0", 0, 2)]
     sim.check()

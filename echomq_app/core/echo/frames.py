@@ -15,6 +15,10 @@ READABLE = frozenset({1})
 Record = tuple[str, bytes]
 """A message on its way: the group, and the message encoded."""
 
+Gone = tuple[str, str, list[int], float]
+"""A node that has said bye: its boot, its name, its last write cursors, and how many
+seconds ago that was."""
+
 
 class FrameRefused(Exception):
     """Bytes that are no frame, or one of a version that we can't read."""
@@ -42,6 +46,8 @@ class Hello(Frame, frozen=True, array_like=True, tag="h"):
     """The write cursors of its producers, by index."""
     expected: dict[str, dict[int, int]]
     """What it needs next from each boot that it knows, by the producer's index."""
+    gone: list[Gone]
+    """Who said bye to it lately: another node may have missed all of somebody's short life."""
     asks: bool = False
     """Whether it wants a hello in return (a ping)."""
 
@@ -71,6 +77,7 @@ class Ack(Frame, frozen=True, array_like=True, tag="a"):
 class Bye(Frame, frozen=True, array_like=True, tag="z"):
     """I leave on purpose, and these were my last write cursors."""
 
+    name: str
     cursors: list[int]
 
 

@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 from ..retry import ceiling
 from .effects import Broadcast, Deliver, Effect, Happened, Notify, Send, SendBatch
-from .frames import Ack, AnyFrame, Batch, Bye, Hello, Record
+from .frames import Ack, AnyFrame, Batch, Bye, Gone, Hello, Record
 from .peers import QUIET_BEATS, Lives, Peer, Rules
 from .producer import Producer
-from .receiver import Receiver
+from .receiver import Notice, Receiver
 
 BACKOFF_CAP = 5.0
 SKEW = 5.0
@@ -49,6 +49,8 @@ class EchoNode:
         self.peers: dict[str, Peer] = {}
         self.echo_at: float | None = None
         """When we last heard our own hello."""
+        self._heard_at: float | None = None
+        """The same, by `age`."""
         self._link_since: float | None = None
         self._wrote_at: float | None = None
         self._next_beat = now
@@ -81,7 +83,7 @@ class EchoNode:
 
     def bye(self) -> list[Effect]:
         """Leave; to be called when `drained()`, or when it is too late to wait for that."""
-        frame = Bye(boot=self.boot, cursors=self._cursors())
+        frame = Bye(boot=self.boot, name=self.name, cursors=self._cursors())
         return [Send(peer.control, frame) for peer in self.peers.values()]
 
     def drained(self) -> bool:
@@ -120,7 +122,7 @@ class EchoNode:
         elif isinstance(frame, Ack) and frame.to == self.boot:
             effects += self._on_ack(frame, now)
         elif isinstance(frame, Bye):
-            effects += self._on_bye(frame)
+            effects += self._on_bye(frame.boot, frame.name, frame.cursors)
         return effects
 
     def send_failed(self, boot: str, index: int, reason: str, now: float) -> list[Effect]:
@@ -164,7 +166,12 @@ class EchoNode:
         self.echo_at = now
         if self._link_since is None:
             self._link_since = now
-        return []
+        heard_at, self._heard_at = self._heard_at, self._age()
+        if heard_at is None or self._heard_at - heard_at < self.rules.forget_after:
+            return []
+        # In real seconds, also of a process that was stopped: nobody remembers any more who
+        # came, sent and went meanwhile.
+        return [Notify(Notice(node=self.name, missed=0))]
 
     def _watch_link(self, now: float) -> None:
         longest = QUIET_BEATS * self.rules.heartbeat_interval
@@ -180,7 +187,7 @@ class EchoNode:
         return [Notify(notice) for notice in notices]
 
     def _on_hello(self, hello: Hello, now: float, wall: float) -> list[Effect]:
-        effects = self._replace(hello, now)
+        effects = self._replace(hello, now) + self._hear_of(hello.gone)
         peer = self.peers.get(hello.boot)
         is_new = peer is None
         if peer is None:
@@ -194,7 +201,9 @@ class EchoNode:
         ours = hello.expected.get(self.boot)
         if ours is not None:
             for index, cursor in ours.items():
-                if index < len(self.producers) and self.producers[index].seat(hello.boot, cursor):
+                if 0 <= index < len(self.producers) and self.producers[index].seat(
+                    hello.boot, cursor
+                ):
                     self._settled(peer, hello.boot, index)
         if is_new or ours is None or hello.asks:
             effects.append(Send(peer.control, self._hello(now, wall)))
@@ -240,13 +249,26 @@ class EchoNode:
         if link is None or link.in_flight is None:
             peer.awaiting.pop(index, None)
 
-    def _on_bye(self, bye: Bye) -> list[Effect]:
-        notice = self.receiver.leave(bye.boot, bye.cursors)
-        self._lives.end(bye.boot)
+    def _on_bye(self, boot: str, name: str, cursors: list[int], ago: float = 0.0) -> list[Effect]:
+        notice = self.receiver.leave(boot, name, cursors)
+        self._lives.end(boot, name, cursors, self._age() - ago)
         return [
             *([Notify(notice)] if notice is not None else []),
-            *self._forget(bye.boot, "it said bye"),
+            *self._forget(boot, "it said bye"),
         ]
+
+    def _hear_of(self, gone: list[Gone]) -> list[Effect]:
+        """Take another node's word that somebody said bye, if it wasn't said to us.
+
+        Its bye was lost on the way; or it came, sent and went while our link was down, and
+        never knew of us.
+        """
+        effects: list[Effect] = []
+        for boot, name, cursors, ago in gone:
+            is_news = boot != self.boot and not self._lives.has_ended(boot)
+            if is_news and ago < self._age():  # otherwise it was before our time
+                effects += self._on_bye(boot, name, cursors, ago)
+        return effects
 
     def _pump(self, boots: list[str], now: float) -> list[Effect]:
         """Send the next frame to each of these that needs one and has none in flight."""
@@ -342,5 +364,6 @@ class EchoNode:
             clock=wall,
             cursors=self._cursors(),
             expected=self.receiver.expected(now - self.rules.forget_after),
+            gone=self._lives.ended_since(self._age() - self.rules.forget_after, self._age()),
             asks=asks,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 
+from .frames import Gone
+
 QUIET_BEATS = 2.5
 """Heartbeats without a word after which a node may be away."""
 _REMEMBERED = 1000
@@ -50,15 +52,23 @@ class Lives:
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[str, list[int], float]] = OrderedDict()
         self._replaced: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._shared_names: set[str] = set()
 
-    def end(self, boot: str) -> None:
-        """Note that a life has said goodbye."""
-        self._ended[boot] = None
+    def end(self, boot: str, name: str, cursors: list[int], at: float) -> None:
+        """Note that a life has said goodbye, having written that much."""
+        self._ended[boot] = (name, cursors, at)
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
+
+    def ended_since(self, since: float, now: float) -> list[Gone]:
+        """Return the lives that wrote something and have said goodbye since then."""
+        return [
+            (boot, name, cursors, now - at)
+            for boot, (name, cursors, at) in self._ended.items()
+            if at >= since and any(cursors)
+        ]
 
     def has_ended(self, boot: str) -> bool:
         """Tell whether this life has said goodbye."""

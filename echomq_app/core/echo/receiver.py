@@ -104,15 +104,17 @@ class Receiver:
             source.stalled.pop(index, None)
         return notice, fresh, cursor
 
-    def leave(self, boot: str, cursors: Sequence[int]) -> Notice | None:
-        """Hear a bye: nothing is to be told if we have all of it."""
+    def leave(self, boot: str, name: str, cursors: Sequence[int]) -> Notice | None:
+        """Hear a bye: nothing is to be told if we have all of it.
+
+        Of one that we never met we have nothing.
+        """
         source = self.sources.pop(boot, None)
-        if source is None:
-            return None
+        expected = {} if source is None else source.expected
         missed = sum(
-            max(0, cursor - source.expected.get(index, 0)) for index, cursor in enumerate(cursors)
+            max(0, cursor - expected.get(index, 0)) for index, cursor in enumerate(cursors)
         )
-        return Notice(node=source.name, missed=missed) if missed else None
+        return Notice(node=name, missed=missed) if missed else None
 
     def replaced(self, boot: str) -> Notice | None:
         """Hear that a node has started anew without a bye: its old life may owe us something.
