@@ -137,13 +137,17 @@ class Station:
 
     def drain(self, timeout: float) -> bool:
         """Wait until every node has all that was written, at most `timeout` seconds."""
-        return self._wait_for(lambda: self._drain(timeout), timeout)
+        return not self._wrote() or self._wait_for(lambda: self._drain(timeout), timeout)
 
     def leave(self, timeout: float) -> None:
         """Drain, say goodbye and disconnect. What comes after begins another life."""
         if self._running is not None:
             self._wait_for(lambda: self._leave(timeout), timeout + 2.0)
             self.begin()
+
+    def _wrote(self) -> bool:
+        with self.lock:
+            return any(producer.ring.write_cursor for producer in self.node.producers)
 
     def _wait_for(self, make: Any, timeout: float) -> bool:
         if self._transport is None:
@@ -315,9 +319,7 @@ class Station:
         return False
 
     async def _leave(self, timeout: float) -> bool:
-        with self.lock:
-            wrote = any(producer.ring.write_cursor for producer in self.node.producers)
-        done = not wrote or await self._drain(timeout)
+        done = not self._wrote() or await self._drain(timeout)
         with self.lock:
             farewells = self.node.bye()
         sends = [

@@ -141,6 +141,25 @@ send(3)
     await ear.hears(1, 2, 3)
 
 
+@transports
+async def test_a_thread_that_goes_on_after_the_main_one_has_ended(
+    backend: str, redis_url: str, ear: Ear
+) -> None:
+    program = """
+def late():
+    threading.main_thread().join()
+    for number in range(1, 200):  # where async_to_sync can't begin anything any more
+        get_channel_layer().post("g", {"type": "x", "n": number})
+        time.sleep(0.005)
+send(0)
+threading.Thread(target=late).start()
+"""
+    await run(program, backend, redis_url)
+    await ear.hears(*range(200))
+    await run("send(200)", backend, redis_url)  # it said goodbye: no notice
+    await ear.hears(200)
+
+
 @on_pubsub
 async def test_an_event_of_the_feed_just_before_the_end(
     backend: str, redis_url: str, ear: Ear

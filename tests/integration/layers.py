@@ -15,7 +15,7 @@ import pytest
 from echomq_app import engine
 from echomq_app.core.echo.node import EchoNode
 from echomq_app.layers import EchoChannelLayer, station
-from echomq_app.layers.stations import leave_all
+from echomq_app.layers.stations import forget_all, leave_all
 from tests.layer_transport import Hub, hub, hubs, transport
 from tests.wait import wait_until_async
 
@@ -107,6 +107,7 @@ def clean_layers(*, redis: bool = True) -> Iterator[None]:
             yield
         finally:
             leave_all(0.2)
+            forget_all()
             assert engine.stop()
             hubs.clear()
             if redis:
