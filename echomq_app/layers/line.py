@@ -133,7 +133,10 @@ class Line:
                 with contextlib.suppress(ValueError):
                     frame = base64.b64decode(frame, validate=True)
             if isinstance(frame, bytes):
-                self._take(frame)
+                try:
+                    self._take(frame)
+                except Exception:  # or we would be deaf from here on
+                    logger.exception("event=frame_failed frame=%.200r", frame)
             else:
                 logger.warning("event=bad_message message=%.200r", message)
 

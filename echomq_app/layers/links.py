@@ -38,7 +38,7 @@ class Links:
         self._timeout = timeout
         self._closing = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._encoded: tuple[frames.Batch, bytes] | None = None
+        self._encoded: tuple[tuple[str, int, int, int], bytes] | None = None
         self._receives: dict[str, asyncio.Task[dict[str, Any]]] = {}
 
     @property
@@ -112,13 +112,10 @@ class Links:
 
     def _encode(self, batch: frames.Batch) -> bytes:
         """Encode a batch, once for all nodes that get the same."""
+        key = (batch.control, batch.index, batch.base, len(batch.records))
         last = self._encoded
-        if last is None or (last[0].index, last[0].base, len(last[0].records)) != (
-            batch.index,
-            batch.base,
-            len(batch.records),
-        ):
-            last = self._encoded = (batch, frames.encode(batch))
+        if last is None or last[0] != key:
+            last = self._encoded = (key, frames.encode(batch))
         return last[1]
 
     async def _broadcast(self, wire: bytes) -> None:

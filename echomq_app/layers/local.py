@@ -6,9 +6,10 @@ one until the channel has been read empty; then its reader gets one notice of ho
 it has missed, and after that what comes next. The same notice tells of what was missed
 on the way here.
 
-A consumer that dies of an exception leaves its groups without a word. Its channel is removed
-a minute after its name, the object that `new_channel` returned, has been collected with it;
-never while somebody waits in it, and not if it was used by a copy of the name.
+Nobody says when a channel isn't needed any more: a consumer at best leaves its groups. Its
+channel is removed a minute after its name, the object that `new_channel` returned, has been
+collected with it; never while somebody waits in it, and not if it was used by a copy of the
+name.
 
 A reader waits on a future of its own loop. The future says only "look again": cancelling
 `receive` at any moment loses no message and changes no order. A delivery wakes each loop
@@ -94,6 +95,7 @@ class LocalChannels:
         self._capacity = capacity
         self._lock = lock
         self._boxes: dict[str, Box] = {}
+        self._orphans: deque[Box] = deque()
         self._groups: dict[str, dict[str, Box]] = {}
 
     def open(self, name: str, owner: object = None) -> Box:
@@ -101,10 +103,12 @@ class LocalChannels:
         with self._lock:
             box = self._boxes.get(name)
             if box is None:
+                self._remove_orphans()
                 box = Box(name, owner)
                 self._boxes[box.name] = box
                 if isinstance(name, ChannelName):
-                    box.named = weakref.ref(name, lambda gone: _orphan(box))
+                    orphans = self._orphans
+                    box.named = weakref.ref(name, lambda gone: _orphan(box, orphans))
             elif box.named is not None and box.named() is not name:
                 box.named = box.orphaned_at = None  # known by a copy, so it says nothing
             return box
@@ -134,8 +138,10 @@ class LocalChannels:
         """Remove the channel, with what waits in it."""
         with self._lock:
             box = self._boxes.pop(name, None)
-            for group in list(box.groups) if box is not None else []:
-                self.leave(group, name)
+            if box is not None:
+                box.named = None
+                for group in list(box.groups):
+                    self.leave(group, name)
 
     def close_all_of(self, owner: object) -> None:
         """Remove the channels that were made through `owner`."""
@@ -246,6 +252,13 @@ class LocalChannels:
         else:
             box.dropped = 1
 
+    def _remove_orphans(self) -> None:
+        before = time.monotonic() - ORPHANED
+        while self._orphans and (self._orphans[0].orphaned_at or 0.0) <= before:
+            box = self._orphans.popleft()
+            if box.orphaned_at is not None and not box.waiters:
+                self.close(box.name)
+
     def _stop_waiting(self, box: Box, waiter: Waiter) -> None:
         with self._lock:
             if waiter in box.waiters:
@@ -254,6 +267,8 @@ class LocalChannels:
                 self._wake([box])
 
     def _wake(self, boxes: Iterable[Box]) -> None:
+        if self._orphans:
+            self._remove_orphans()
         due: dict[asyncio.AbstractEventLoop, list[tuple[Box, asyncio.Future[None]]]] = {}
         for box in boxes:
             waiters = box.waiters
@@ -261,7 +276,7 @@ class LocalChannels:
                 for _ in range(min(len(waiters), len(box.items) + bool(box.dropped))):
                     loop, future = waiters.popleft()
                     due.setdefault(loop, []).append((box, future))
-            elif _is_abandoned(box):
+            elif box.dropped and box.loop is not None and box.loop.is_closed():
                 self.close(box.name)
         for loop, sleepers in due.items():
             futures = [future for _, future in sleepers]
@@ -275,15 +290,10 @@ class LocalChannels:
                     self.close(box.name)
 
 
-def _orphan(box: Box) -> None:
+def _orphan(box: Box, orphans: deque[Box]) -> None:
     # Called by the collector, in the middle of anything: no lock.
     box.orphaned_at = time.monotonic()
-
-
-def _is_abandoned(box: Box) -> bool:
-    if box.orphaned_at is not None:
-        return time.monotonic() - box.orphaned_at >= ORPHANED
-    return bool(box.dropped) and box.loop is not None and box.loop.is_closed()
+    orphans.append(box)
 
 
 def _settle(futures: list[asyncio.Future[None]]) -> None:

@@ -486,11 +486,25 @@ async def test_the_channel_of_a_consumer_that_died_is_removed(
     for _ in range(5):
         await live_and_die()
     await alone.group_add("g", channel)
-    assert len(boxes) == 6
     gc.collect()
     await write(alone, 1)
     assert len(boxes) <= 2  # something in asgiref holds the last one until the next
     assert await take(alone, channel) == [1]
+
+
+async def test_sockets_that_came_and_went_leave_nothing(
+    configured: EchoChannelLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They leave their groups and say nothing more, so no message ever touches their channels.
+    monkeypatch.setattr("echomq_app.layers.local.ORPHANED", 0.0)
+    for _ in range(30):
+        socket = await connected(Echo)
+        await socket.disconnect()
+    del socket
+    gc.collect()
+    last = await connected(Echo)
+    assert len(configured._station.local._boxes) <= 3  # and something in asgiref holds one
+    await last.disconnect()
 
 
 async def test_a_channel_that_is_known_by_a_copy_of_its_name_stays(
@@ -737,6 +751,26 @@ async def test_what_comes_in_malformed_kills_nobody(redis_url: str) -> None:
             await a._station.on_engine(lambda junk=junk: transport.send(address, junk))
         await write(a, 1)
         assert await take(b, channel) == [1]
+
+
+async def test_a_frame_that_makes_us_fail_leaves_us_hearing(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with clean_layers():
+        nodes = Nodes("pubsub", redis_url)
+        a, b = await nodes.pair(call_timeout=0.3)
+        channel = await subscriber(b)
+        on_frame, failures = state(b).on_frame, [KeyError("x")]
+
+        def fail_once(*frame: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return on_frame(*frame)
+
+        monkeypatch.setattr(state(b), "on_frame", fail_once)
+        await write(a, 1)
+        assert await take(b, channel) == [1]
+    assert "event=frame_failed" in caplog.text
 
 
 async def test_a_wire_version_that_is_not_understood_stays_buffered(

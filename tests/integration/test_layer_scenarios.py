@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from echomq_app import signals
+from echomq_app.core.echo import frames
+from echomq_app.core.echo.effects import Effect
 from echomq_app.layers import EchoChannelLayer
 from tests.integration.layers import (
     Nodes,
@@ -141,6 +143,33 @@ async def test_a_receiver_that_comes_back_with_other_links_goes_on_where_it_was(
     b._station._call(b._station._links.reset)
     await write(a, 2, 3)
     assert await take(b, there, 2) == [2, 3]
+
+
+async def test_a_sender_that_comes_back_with_other_links_is_acked_there(nodes: Nodes) -> None:
+    # The frame that it sends again has to say where the ack should go now.
+    options = {"call_timeout": 0.5, "heartbeat_interval": 60.0, "forget_after": 300.0}
+    a, b = await nodes.pair(**options)
+    there = await subscriber(b)
+    nodes.hub.cut.add(("a", "b"))
+    await write(a, 1)
+    await wait_until_async(lambda: nodes.hub.sent.count(("a", "b")) > 0, 30)
+    links, old = a._station._links, state(a).control
+    assert links is not None
+    a._station._call(links.reset)
+    await wait_until_async(lambda: state(a).control != old and links.ready, 30)
+    nodes.hub.heal()
+    acks: list[frames.Ack] = []
+    on_frame = state(a).on_frame
+
+    def hear(frame: frames.AnyFrame, *clocks: float) -> list[Effect]:
+        if isinstance(frame, frames.Ack):
+            acks.append(frame)
+        return on_frame(frame, *clocks)
+
+    state(a).on_frame = hear  # type: ignore[method-assign]
+    assert await take(b, there) == [1]
+    await settled(a)
+    assert [ack.cursor for ack in acks] == [1]
 
 
 async def test_an_ack_that_is_lost_brings_nothing_twice(nodes: Nodes) -> None:
