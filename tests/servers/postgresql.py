@@ -10,7 +10,8 @@ import pwd
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -21,14 +22,32 @@ from tests.wait import wait_until
 from .places import START_TIMEOUT, ServerMissing, private_folder
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Postgres:
     """A running PostgreSQL: superuser `postgres`, no password, one unix socket."""
 
     folder: Path
     version: str
+    start: Callable[[], Child]
     child: Child
     port: int = 5432
+
+    def stop(self) -> None:
+        """Shut it down fast: it doesn't wait for clients."""
+        self.child.stop(ask=signal.SIGINT)
+
+    def crash(self) -> None:
+        """Shut it down at once (immediate mode): the next start recovers from the log.
+
+        SIGQUIT ends a postmaster and its backends at once, yet gives back its shared
+        memory, which SIGKILL would not.
+        """
+        self.child.stop(ask=signal.SIGQUIT)
+
+    def restart(self) -> None:
+        """Start it again, with the same data at the same address."""
+        self.child = self.start()
+        wait_until(lambda: _answers_sql(self), START_TIMEOUT, "PostgreSQL accepts connections")
 
     def dsn(self, dbname: str = "postgres") -> str:
         """Return a connection string for psycopg."""
@@ -111,9 +130,8 @@ def private_postgres(
         }
         command = [str(programs / "postgres"), "-D", str(folder / "data")]
         command += [word for item in options.items() for word in ("-c", "=".join(item))]
-        # SIGQUIT ends a postmaster and its backends at once, yet gives back its
-        # shared memory, which SIGKILL would not.
-        child = Child(
+        start = partial(
+            Child,
             command,
             name="postgres",
             log=folder / "postgres.log",
@@ -121,9 +139,8 @@ def private_postgres(
             death_signal=signal.SIGQUIT,
             env={**os.environ, "LC_ALL": "C"},
         )
-        # SIGINT is the fast shutdown: it doesn't wait for clients.
-        stack.callback(child.stop, ask=signal.SIGINT)
-        server = Postgres(folder=folder, version=version, child=child)
+        server = Postgres(folder=folder, version=version, start=start, child=start())
+        stack.callback(server.stop)
         wait_until(lambda: _answers_sql(server), START_TIMEOUT, "PostgreSQL accepts connections")
         yield server
 
