@@ -1,5 +1,13 @@
-"""Jobs against their model, for as long as the profile says: `make chaos`."""
+"""Jobs against their model for much longer: `make chaos`. The suite has its short form."""
 
-from tests.integration.test_jobs_model import pytestmark, test_any_sequence_of_steps
+import hypothesis
+import pytest
 
-__all__ = ["pytestmark", "test_any_sequence_of_steps"]
+from tests.integration.test_jobs_model import test_any_sequence_of_steps
+
+__all__ = ["test_any_sequence_of_steps"]
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(hypothesis.settings().max_examples < 1000, reason="only in make chaos"),
+]
