@@ -37,6 +37,11 @@ def marks(trace: str | Path) -> list[str]:
 
 
 @task
+def noop(number: int) -> int:
+    return number
+
+
+@task
 def add(a: int, b: int) -> int:
     return a + b
 
@@ -249,6 +254,12 @@ def chaotic(context: JobContext, trace: str, how: str) -> None:
     context.check()
     if how == "raise" and context.attempt < 3:
         raise ValueError("as asked")
+
+
+@task
+@job_options(unique=True)
+def once_per_arguments(a: int, b: Any = 0) -> int:
+    return a
 
 
 not_a_task = "just a text"

@@ -191,6 +191,13 @@ _ANSWERS = {
         ("%(count)d job waits or runs already.", "%(count)d jobs wait or run already."),
         WARNING,
     ),
+    "duplicate": (
+        (
+            "%(count)d job is unique, and another one of its key waits or runs.",
+            "%(count)d jobs are unique, and others of their keys wait or run.",
+        ),
+        WARNING,
+    ),
     "completed": (
         (
             "%(count)d job has completed and isn't run twice.",

@@ -78,12 +78,16 @@ class EchoMQBackend(BaseTaskBackend):
     ) -> JobResult:
         """Write the job, in the caller's transaction if there is one.
 
+        A unique job of which there is one already gives that one's result, with `duplicate`
+        set, and sends no signal.
+
         Raises `InvalidTask`, and `InvalidPayload` for arguments that aren't strict JSON
         or too large (`ECHOMQ["MAX_RECORD_BYTES"]`); then nothing was written.
         """
         options, stored_options = self._options(task)
         arguments = _encoded({"args": args, "kwargs": kwargs})
         values = decode(arguments)
+        group = options.group_key(task.module_path)
         new = NewJob(
             queue=task.queue_name,
             task_path=task.module_path,
@@ -92,8 +96,17 @@ class EchoMQBackend(BaseTaskBackend):
             run_after=None if task.run_after is None else aware(task.run_after, None),
             max_attempts=options.max_attempts,
             options=stored_options,
+            unique_key=options.unique_key(task.module_path, values),
+            unique_for=options.unique_for,
+            group_key=group,
+            group_limit=options.group_limit if group else None,
+            retention=options.retention,
         )
         done = enqueue(router.db_for_write(Job), new)
+        if done.duplicate:
+            first = self.get_result(done.id)
+            object.__setattr__(first, "duplicate", True)
+            return first
         result = JobResult(
             task=task,
             id=done.id,

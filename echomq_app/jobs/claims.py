@@ -21,7 +21,7 @@ from django.db import connections, transaction
 from ..core.ids import JobId
 from ..core.payload import decode
 from ..models.job import JobState
-from ..models.times import aware, now, stored
+from ..models.times import from_cursor, now, stored
 from . import journal
 from .connections import read_committed
 from .journal import Entry
@@ -32,7 +32,7 @@ FRONT_INTERVAL = 1.0
 _POSTGRES = "SELECT * FROM echomq_claim_v1(%s, %s, %s, %s, %s)"
 
 _FREE = (
-    "queue = %s AND state = 'ready' AND NOT EXISTS"
+    "queue = %s AND state = 'ready' AND parked = 0 AND NOT EXISTS"
     " (SELECT 1 FROM echomq_cancelrequest c WHERE c.job_id = echomq_job.id)"
 )
 _ANY_READY = f"SELECT EXISTS (SELECT 1 FROM echomq_job WHERE {_FREE})"
@@ -146,15 +146,15 @@ class Claims:
             task_path=row[1],
             arguments=decode(row[2]),
             priority=row[3],
-            run_after=_time(row[4], zone),
+            run_after=from_cursor(row[4], zone),
             attempt=row[5],
             max_attempts=row[6],
             options=decode(row[7]),
             fence=row[8],
             errors=decode(row[9]),
-            enqueued_at=_time(row[10], zone),
-            started_at=_time(row[11], zone),
-            attempted_at=_time(row[12], zone),
+            enqueued_at=from_cursor(row[10], zone),
+            started_at=from_cursor(row[11], zone),
+            attempted_at=from_cursor(row[12], zone),
             worker_name=worker_name,
         )
 
@@ -170,8 +170,3 @@ def started(job: ClaimedJob) -> Entry:
         "worker": job.worker_name,
     }
     return Entry(job.queue, journal.STARTED, job.id, data)
-
-
-def _time(value: Any, zone: dt.tzinfo | None) -> dt.datetime:
-    parsed = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
-    return aware(parsed, zone)

@@ -15,7 +15,7 @@ import datetime as dt
 from functools import partial
 from typing import Any, Literal
 
-from django.db import connections, router, transaction
+from django.db import IntegrityError, connections, router, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest
 from django.utils import timezone
@@ -33,7 +33,7 @@ from . import journal
 from .journal import Entry
 
 CancelAnswer = Literal["cancelled", "requested", "finished"]
-RetryAnswer = Literal["retried", "unfinished", "completed"]
+RetryAnswer = Literal["retried", "unfinished", "completed", "duplicate"]
 REASON_MAX = 65_536
 """Bytes of a reason in JSON."""
 KIND_MAX = 40
@@ -80,6 +80,7 @@ def retry(job_id: str | JobId) -> RetryAnswer:
     - `retried`: it is ready again, with at least one attempt left; its errors stay.
     - `unfinished`: it waits or runs already.
     - `completed`: it succeeded, and isn't run twice. Enqueue it anew if you mean it.
+    - `duplicate`: it is unique, and another job of its key waits or runs.
 
     Raises `WrongBrand`, `UnknownJob`.
     """
@@ -152,16 +153,23 @@ def _cancel(using: str, id: JobId, reason: str, kind: str) -> CancelAnswer | Non
 def _retry(using: str, id: JobId) -> RetryAnswer | None:
     jobs = Job.objects.using(using)
     at = timezone.now()
-    changed = jobs.filter(pk=id, state__in=[JobState.FAILED, JobState.CANCELLED]).update(
-        state=JobState.READY,
-        run_after=at,
-        finished_at=None,
-        cancel_reason="",
-        max_attempts=Greatest("max_attempts", F("attempt") + 1),
-        worker=None,
-        progress=None,
-        progress_note="",
-    )
+    again = jobs.filter(pk=id, state__in=[JobState.FAILED, JobState.CANCELLED])
+    try:
+        with transaction.atomic(using=using):  # the index of unique jobs may refuse it
+            changed = again.update(
+                state=JobState.READY,
+                parked=False,
+                run_after=at,
+                finished_at=None,
+                cancel_reason="",
+                cancel_kind="",
+                max_attempts=Greatest("max_attempts", F("attempt") + 1),
+                worker=None,
+                progress=None,
+                progress_note="",
+            )
+    except IntegrityError:
+        return "duplicate"
     job = jobs.filter(pk=id).first()
     if job is None:
         return None

@@ -2,6 +2,10 @@
 
 One statement on PostgreSQL. Nothing is told to anybody before the commit; then the feed
 hears of it, and the workers of the queue are woken.
+
+Whether a unique job is the first of its key is decided by an index: by that of the jobs
+which wait or run, or by the key's row in the windows. Of two transactions that enqueue the
+same key at once, the second waits for the first one's end.
 """
 
 from __future__ import annotations
@@ -20,19 +24,28 @@ from ..core.names import queue_stream, queue_wake_group
 from ..models.job import JobState
 from ..models.times import now, stored
 from ..models.transactions import after_commit
-from . import journal
+from . import journal, unique
 from .journal import Entry
 
 _COLUMNS = (
     "INSERT INTO echomq_job (id, queue, task_path, arguments, priority, run_after, state,"
     " attempt, max_attempts, options, fence, worker_name, enqueued_at, progress_note, errors,"
-    " cancel_reason)"
+    " cancel_reason, cancel_kind, unique_key, group_key, group_limit, retention, parked)"
 )
-_VALUES = " VALUES (%s, %s, %s, %s, %s, %s, %s, 0, %s, %s, 0, '', %s, '', '[]', '')"
-_SQLITE = _COLUMNS + _VALUES
+_ROW = "%s, %s, %s, %s, %s, %s, %s, 0, %s, %s, 0, '', %s, '', '[]', '', '', %s, %s, %s, %s, false"
+_INSERT = f"{_COLUMNS} VALUES ({_ROW})"
 _POSTGRES = (
-    f"WITH job AS ({_COLUMNS}{_VALUES})"
-    " INSERT INTO echomq_outbox (stream, record, xact) VALUES (%s, %s, NULL)"
+    f"WITH job AS ({_INSERT}) INSERT INTO echomq_outbox (stream, record, xact)"
+    " VALUES (%s, %s, NULL)"
+)
+_POSTGRES_UNIQUE = (
+    f"WITH job AS ({_INSERT} ON CONFLICT DO NOTHING RETURNING id)"
+    " INSERT INTO echomq_outbox (stream, record, xact) SELECT %s, %s::jsonb, NULL FROM job"
+)
+_POSTGRES_WINDOW = (
+    f"WITH held AS ({unique.TAKE_POSTGRES}), job AS ({_COLUMNS} SELECT {_ROW} FROM held"
+    " RETURNING id)"
+    " INSERT INTO echomq_outbox (stream, record, xact) SELECT %s, %s::jsonb, NULL FROM job"
 )
 
 
@@ -49,6 +62,12 @@ class NewJob:
     max_attempts: int
     options: str
     """JSON text of the `options` column."""
+    unique_key: str = ""
+    unique_for: float | None = None
+    """Seconds; None: while the job waits or runs."""
+    group_key: str = ""
+    group_limit: int | None = None
+    retention: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +77,15 @@ class Enqueued:
     id: str
     state: JobState
     enqueued_at: dt.datetime
+    duplicate: bool = False
+    """There was a job of this key: it is that one, and nothing was written."""
 
 
 def enqueue(using: str, new: NewJob) -> Enqueued:
-    """Write a job, and its record; tell of both after the commit."""
+    """Write a job, and its record; tell of both after the commit.
+
+    A unique job of whose key there is one gives that one, and writes nothing.
+    """
     at = now()
     later = new.run_after is not None and new.run_after > at
     state = JobState.SCHEDULED if later else JobState.READY
@@ -79,13 +103,24 @@ def enqueue(using: str, new: NewJob) -> Enqueued:
         "run_after": moment if run_after is at else journal.timestamp(run_after),
     }
     entry = Entry(new.queue, journal.ENQUEUED, job_id, data)
-    _insert(using, new, entry, at, run_after)
+    while not _insert(using, new, entry, at, run_after):
+        # The holder may end between the two statements: then it is our turn.
+        holder = unique.holder(using, new.unique_key, window=new.unique_for is not None)
+        if holder is not None:
+            return Enqueued(
+                id=str(holder.id),
+                state=holder.state,
+                enqueued_at=holder.enqueued_at,
+                duplicate=True,
+            )
     after_commit(using, partial(_tell, entry))
     return Enqueued(id=data["id"], state=state, enqueued_at=at)
 
 
-def _insert(using: str, new: NewJob, entry: Entry, at: dt.datetime, run_after: dt.datetime) -> None:
+def _insert(using: str, new: NewJob, entry: Entry, at: dt.datetime, run_after: dt.datetime) -> bool:
+    """Write the job and its record; False if its key is taken, and then nothing."""
     connection = connections[using]
+    window = new.unique_for is not None and bool(new.unique_key)
     row = (
         entry.job_id.hex,
         new.queue,
@@ -97,18 +132,33 @@ def _insert(using: str, new: NewJob, entry: Entry, at: dt.datetime, run_after: d
         new.max_attempts,
         new.options,
         stored(at, connection),
+        "" if window else new.unique_key,
+        new.group_key,
+        new.group_limit,
+        new.retention,
     )
     if connection.vendor == "postgresql":
         record = {"type": entry.event, "key": entry.data["id"], "data": entry.data}
+        told = (queue_stream(new.queue), msgspec.json.encode(record).decode())
         with connection.cursor() as cursor:
-            cursor.execute(
-                _POSTGRES,
-                (*row, queue_stream(new.queue), msgspec.json.encode(record).decode()),
-            )
-        return
+            if window:
+                taking = (new.unique_key, entry.job_id.hex, new.unique_for)
+                cursor.execute(_POSTGRES_WINDOW, (*taking, *row, *told))
+            else:
+                statement = _POSTGRES_UNIQUE if new.unique_key else _POSTGRES
+                cursor.execute(statement, (*row, *told))
+            return bool(cursor.rowcount)
     with transaction.atomic(using=using, savepoint=False), connection.cursor() as cursor:
-        cursor.execute(_SQLITE, row)  # a write first: it takes the write lock
+        # A write first: it takes the write lock.
+        if window and not unique.take_sqlite(
+            cursor, new.unique_key, entry.job_id.hex, at, new.unique_for or 0
+        ):
+            return False
+        cursor.execute(f"{_INSERT} ON CONFLICT DO NOTHING" if new.unique_key else _INSERT, row)
+        if not cursor.rowcount:
+            return False
         journal.write(using, [entry])
+    return True
 
 
 def _tell(entry: Entry) -> None:

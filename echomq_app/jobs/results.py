@@ -47,6 +47,8 @@ class JobResult(TaskResult):  # type: ignore[misc]  # frozen, in Django itself
     cancel_reason: str | None = None
     progress: float | None = None
     progress_note: str = ""
+    duplicate: bool = False
+    """Only from `enqueue`: the job was there already, under the same unique key."""
 
     def __post_init__(self) -> None:
         """Do nothing: args and kwargs were made plain before they were stored."""

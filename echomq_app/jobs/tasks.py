@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from django.utils.module_loading import import_string
 
@@ -19,13 +20,41 @@ class EchoMQTask(Task):
     """A task that may carry its job options: `@task(max_attempts=5)`.
 
     Such keyword arguments need Django 6.1 (or django-tasks); `@job_options` says the same
-    everywhere. `None` leaves the option to `@job_options` and the backend's OPTIONS.
+    everywhere, and `.using(unique="order:7")` for one enqueue. `None` leaves the option to
+    `@job_options` and the backend's OPTIONS.
     """
 
     max_attempts: int | None = None
     backoff: float | None = None
     backoff_max: float | None = None
     timeout: float | None = None
+    unique: bool | str | None = None
+    unique_for: float | None = None
+    group: str | None = None
+    concurrency: int | None = None
+    retention: float | None = None
+
+    def using(
+        self,
+        *,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        run_after: dt.datetime | None = None,
+        backend: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return the task with other attributes, Django's or job options.
+
+        Raises `InvalidTask` for a wrong one, TypeError for one that doesn't exist.
+        """
+        attributes: dict[str, Any] = {
+            "priority": priority,
+            "queue_name": queue_name,
+            "run_after": run_after,
+            "backend": backend,
+        }
+        given = {name: value for name, value in attributes.items() if value is not None}
+        return dataclasses.replace(self, **given, **options)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; a backend that knows only Django's context gets ours made."""

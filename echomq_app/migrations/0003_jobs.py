@@ -1,5 +1,6 @@
-import echomq_app.models.fields
 from django.db import migrations, models
+
+import echomq_app.models.fields
 from echomq_app.models import sql
 
 

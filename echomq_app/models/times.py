@@ -32,6 +32,11 @@ def aware(value: dt.datetime | str, zone: dt.tzinfo | None) -> dt.datetime:
     return value.replace(tzinfo=zone or timezone.get_default_timezone())
 
 
+def from_cursor(value: dt.datetime | str, zone: dt.tzinfo | None) -> dt.datetime:
+    """Return an aware time of what a cursor gives: SQLite has text, in the connection's zone."""
+    return aware(dt.datetime.fromisoformat(value) if isinstance(value, str) else value, zone)
+
+
 def in_utc(value: dt.datetime | str, zone: dt.tzinfo | None) -> str:
     """Return a value of a `time_column` as text, ISO 8601 in UTC."""
     if isinstance(value, str) and value.endswith("+00") and value[10] == " ":

@@ -31,7 +31,7 @@ from django.db import migrations, models
 import echomq_app.models.fields
 
 class Migration(migrations.Migration):
-    dependencies = [("echomq", "0002_sql_objects")]
+    dependencies = [("echomq", "0003_jobs")]
     operations = [
         migrations.AlterField("record", "type", models.CharField(max_length=120, default="")),
         migrations.AlterField("record", "data", models.JSONField(null=True)),
@@ -92,7 +92,7 @@ class TestThereAndBack:
         call_command("makemigrations", "echomq", check=True, dry_run=True, verbosity=0)
 
     def test_sqlmigrate_prints(self) -> None:
-        for name in ("0001", "0002"):
+        for name in ("0001", "0002", "0003"):
             call_command("sqlmigrate", "echomq", name, stdout=io.StringIO())
 
 
@@ -111,7 +111,7 @@ class TestLaterMigrations:
         stream = Stream("orders", using=fresh)
         stream.append_many([{"data": {"n": n}, "key": "k"} for n in range(5)])
         token = stream.read(limit=2).token
-        (later / "0003_later.py").write_text(LATER)
+        (later / "0004_later.py").write_text(LATER)
         migrate(fresh)
         assert sql.missing(connections[fresh]) == []
         with connections[fresh].cursor() as cursor:
@@ -134,13 +134,13 @@ class TestLaterMigrations:
             assert stream.append({"n": 5}).position == 5
             stream.append_on_commit({"n": 6})
             assert stream.info().write_cursor == 7
-        migrate(fresh, "0002")
+        migrate(fresh, "0003")
         assert stream.append({"n": 7}).position == stream.info().write_cursor - 1
         assert sql.missing(connections[fresh]) == []
 
     def test_a_failed_migration_is_mended_by_the_next(self, fresh: str, later: Path) -> None:
         Stream("orders", using=fresh).append({})
-        bad = later / "0003_later.py"
+        bad = later / "0004_later.py"
         bad.write_text(FAILING.replace("    ]\n        migrations.Run", "        migrations.Run"))
         with pytest.raises(ZeroDivisionError):
             migrate(fresh)

@@ -27,6 +27,19 @@ def test_later_layers_win() -> None:
         {"backoff_max": float("inf")},
         {"timeout": 0},
         {"timeout": float("nan")},
+        {"unique": ""},
+        {"unique": 1},
+        {"unique": None},
+        {"unique": "x" * 201},
+        {"unique": "nul\0"},
+        {"unique_for": 0},
+        {"unique_for": "1h"},
+        {"group": None},
+        {"group": "\ud800"},
+        {"concurrency": 0},
+        {"concurrency": 1.0},
+        {"retention": -1},
+        {"retention": 5, "unique": True, "unique_for": 10},
         {"attempts": 3},
     ],
 )
@@ -54,6 +67,31 @@ def test_stored_options_come_back() -> None:
     assert stored == {"backoff": 0, "timeout": 5}
     assert JobOptions.stored_in(stored) == JobOptions(backoff=0, timeout=5)
     assert JobOptions().to_store() == {}
+
+
+def test_key_of_a_unique_job() -> None:
+    def key(options: JobOptions, *args: Any, **kwargs: Any) -> str:
+        return options.unique_key("shop.tasks.pay", {"args": args, "kwargs": kwargs})
+
+    assert key(JobOptions(), 1) == ""
+    assert key(JobOptions(unique="order:7"), 1) == key(JobOptions(unique="order:7"), 2)
+    by_call = JobOptions(unique=True)
+    assert key(by_call, 1, a=1, b=2) == key(by_call, 1, b=2, a=1)
+    assert len({key(by_call), key(by_call, 1), key(by_call, "1"), key(by_call, a=1)}) == 4
+    assert by_call.unique_key("shop.tasks.ship", {"args": [], "kwargs": {}}) != key(by_call)
+    # A text that looks like another one's key is a key of its own.
+    assert key(JobOptions(unique=key(by_call, 1)), 1) != key(by_call, 1)
+
+
+def test_group_and_its_limit() -> None:
+    def group(**options: Any) -> tuple[str, int]:
+        made = JobOptions(**options)
+        return made.group_key("shop.tasks.pay"), made.group_limit
+
+    assert group() == ("", 1)
+    assert group(group="customer:7") == ("group:customer:7", 1)
+    assert group(group="customer:7", concurrency=3) == ("group:customer:7", 3)
+    assert group(concurrency=3) == ("task:shop.tasks.pay", 3)
 
 
 def test_retry_delay() -> None:

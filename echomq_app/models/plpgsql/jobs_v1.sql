@@ -49,7 +49,7 @@ BEGIN
     IF floor_priority IS NULL THEN
         SELECT array_agg(front.id) INTO ids FROM (
             SELECT j.id FROM echomq_job j
-            WHERE j.queue = of_queue AND j.state = 'ready'
+            WHERE j.queue = of_queue AND j.state = 'ready' AND NOT j.parked
               AND NOT EXISTS (SELECT FROM echomq_cancelrequest c WHERE c.job_id = j.id)
             ORDER BY j.priority DESC, j.run_after, j.id
             LIMIT at_most FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -57,7 +57,7 @@ BEGIN
     ELSE
         SELECT array_agg(front.id) INTO ids FROM (
             SELECT j.id FROM echomq_job j
-            WHERE j.queue = of_queue AND j.state = 'ready'
+            WHERE j.queue = of_queue AND j.state = 'ready' AND NOT j.parked
               AND j.priority = floor_priority AND j.run_after >= floor_run_after
               AND NOT EXISTS (SELECT FROM echomq_cancelrequest c WHERE c.job_id = j.id)
             ORDER BY j.run_after, j.id
