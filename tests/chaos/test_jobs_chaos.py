@@ -181,7 +181,8 @@ def check(ids: list[str], answers: dict[str, str]) -> None:
             assert job.state == "cancelled", (id, letters)
         if job.state == "completed":
             assert effects[id] >= 1, (id, letters)
-        assert job.state != "failed", (id, letters, job.errors)
+        if job.state == "failed":  # as an error after a request to cancel is, and no other
+            assert answers.get(id) == "requested", (id, letters, job.errors)
         assert effects[id] <= story.count("S")
     assert effects.keys() <= told.keys()
 
