@@ -5,6 +5,9 @@ open elsewhere the index keeps an entry for every job claimed since, and claims 
 front get slower without end. What the floor hides (a higher priority, a transaction
 that committed late) is found from the front, every second and whenever a claim comes
 up short.
+
+Groups: see `echomq_claim_v1`. Jobs of a full group are parked by the claim that meets them,
+and made eligible again by claims from the front.
 """
 
 from __future__ import annotations
@@ -21,32 +24,19 @@ from django.db import connections, transaction
 from ..core.ids import JobId
 from ..core.payload import decode
 from ..models.job import JobState
-from ..models.times import from_cursor, now, stored
-from . import journal
+from ..models.times import from_cursor
+from . import claims_sqlite, journal
 from .connections import read_committed
 from .journal import Entry
 
 FRONT_INTERVAL = 1.0
 """Seconds after which a claim starts from the front again."""
+GROUPS_INTERVAL = 0.1
+"""The same for a queue with jobs that wait for room in their groups: those are older."""
+ROUNDS = 200
+"""Claims from the front, one after the other, that a group's backlog may cost at most."""
 
 _POSTGRES = "SELECT * FROM echomq_claim_v1(%s, %s, %s, %s, %s)"
-
-_FREE = (
-    "queue = %s AND state = 'ready' AND parked = 0 AND NOT EXISTS"
-    " (SELECT 1 FROM echomq_cancelrequest c WHERE c.job_id = echomq_job.id)"
-)
-_ANY_READY = f"SELECT EXISTS (SELECT 1 FROM echomq_job WHERE {_FREE})"
-_SQLITE = (
-    "UPDATE echomq_job SET state = 'running', fence = fence + 1, attempt = attempt + 1,"
-    " worker_id = %s, worker_name = %s, attempted_at = %s, started_at = coalesce(started_at, %s),"
-    " progress = NULL, progress_note = ''"
-    f" WHERE id IN (SELECT id FROM echomq_job WHERE {_FREE}"
-    " ORDER BY priority DESC, run_after, id LIMIT %s)"
-    " AND EXISTS (SELECT 1 FROM echomq_worker w"
-    " WHERE w.id = %s AND w.lost_at IS NULL AND w.stopped_at IS NULL)"
-    " RETURNING id, task_path, arguments, priority, run_after, attempt, max_attempts, options,"
-    " fence, errors, enqueued_at, started_at, attempted_at"
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +74,8 @@ class Claims:
         self._clock = clock
         self._floors: dict[str, _Floor] = {}
         self._from_front: dict[str, float] = {}
+        self._parked: set[str] = set()
+        """Queues in which jobs wait for room in their groups."""
 
     def take(self, queue: str, *, worker_id: int, worker_name: str, limit: int) -> list[ClaimedJob]:
         """Claim up to `limit` jobs, the highest priority and the longest due first.
@@ -96,44 +88,50 @@ class Claims:
             return self._take_sqlite(queue, worker_id, worker_name, limit)
         claimed: list[ClaimedJob] = []
         floor = self._floors.get(queue)
-        if floor is not None and self._clock() - self._from_front[queue] < FRONT_INTERVAL:
-            claimed = self._take_postgres(queue, worker_id, worker_name, limit, floor)
-        if len(claimed) < limit:
-            self._from_front[queue] = self._clock()
+        interval = GROUPS_INTERVAL if queue in self._parked else FRONT_INTERVAL
+        if floor is not None and self._clock() - self._from_front[queue] < interval:
+            claimed, _ = self._take_postgres(queue, worker_id, worker_name, limit, floor)
+        for _ in range(ROUNDS):
             rest = limit - len(claimed)
-            claimed += self._take_postgres(queue, worker_id, worker_name, rest, None)
-            if len(claimed) < limit:
-                self._floors.pop(queue, None)
+            if not rest:
+                break
+            self._from_front[queue] = self._clock()
+            more, again = self._take_postgres(queue, worker_id, worker_name, rest, None)
+            claimed += more
+            if not again:
+                break
+        if len(claimed) < limit:
+            self._floors.pop(queue, None)
         return claimed
 
     def _take_postgres(
         self, queue: str, worker_id: int, worker_name: str, limit: int, floor: _Floor | None
-    ) -> list[ClaimedJob]:
+    ) -> tuple[list[ClaimedJob], bool]:
+        """Return what was claimed, and whether another claim may find more at once."""
         connection = connections[self._using]
         limits = (None, None) if floor is None else (floor.priority, floor.run_after)
         with read_committed(self._using), connection.cursor() as cursor:
             cursor.execute(_POSTGRES, (queue, worker_id, limit, *limits))
             rows = cursor.fetchall()
+        said = rows.pop()[1] if rows and rows[-1][0] is None else ""
+        if said:
+            self._parked.add(queue)
+        elif floor is None:
+            self._parked.discard(queue)
         claimed = [self._claimed(queue, worker_name, row) for row in rows]
         if claimed:
             last = claimed[-1]
             self._floors[queue] = _Floor(last.priority, last.run_after)
-        return claimed
+        return claimed, said == "again"
 
     def _take_sqlite(
         self, queue: str, worker_id: int, worker_name: str, limit: int
     ) -> list[ClaimedJob]:
-        connection = connections[self._using]
-        with connection.cursor() as cursor:
-            # A look without the write lock: an idle worker must not disturb the writers.
-            cursor.execute(_ANY_READY, (queue,))
-            if not cursor.fetchone()[0]:
-                return []
-        at = stored(now(), connection)
-        with transaction.atomic(using=self._using), connection.cursor() as cursor:
-            cursor.execute(_SQLITE, (worker_id, worker_name, at, at, queue, limit, worker_id))
-            claimed = [self._claimed(queue, worker_name, row) for row in cursor.fetchall()]
-            # RETURNING has no order.
+        if not claims_sqlite.worth_a_claim(self._using, queue):
+            return []
+        with transaction.atomic(using=self._using):
+            rows = claims_sqlite.take(self._using, queue, worker_id, worker_name, limit)
+            claimed = [self._claimed(queue, worker_name, row) for row in rows]
             claimed.sort(key=lambda job: (-job.priority, job.run_after, job.id.int))
             journal.write(self._using, [started(job) for job in claimed])
         return claimed
