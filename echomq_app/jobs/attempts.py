@@ -1,19 +1,23 @@
 """The attempts that run in this process: begin them, ask them to stop, see them end.
 
 Called by the main thread (`begin`, `hear_cancels`, `ask_all`), by the heartbeat when the
-lease is lost (`ask_all`), and by the handlers' threads, which end here.
+lease is lost (`ask_all`), and by the handlers' threads, which end here. What is claimed
+ahead waits in a buffer, and a thread that has done with one job goes on with the next.
 """
 
 from __future__ import annotations
 
+import contextvars
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..core.prefetch import STALE, Prefetch
 from ..models.job import CancelRequest
 from ..models.times import now
 from . import handlers
+from .buffer import Buffer
 from .claims import ClaimedJob
 from .completer import Completer
 from .outcomes import Ending, Outcome
@@ -27,12 +31,23 @@ HEARING_GAP = 0.02
 
 
 class Attempts:
-    """What runs. Its length is how many; safe from any thread."""
+    """What runs, and what waits for a slot to run in. Its length is how many in all.
 
-    def __init__(self, using: str, completer: Completer, *, on_end: Callable[[], object]) -> None:
+    Safe from any thread.
+    """
+
+    def __init__(
+        self, using: str, completer: Completer, *, slots: int, on_room: Callable[[], object]
+    ) -> None:
+        """`slots`: how many handlers run at once. `on_room()`: it is time to claim more."""
         self._using = using
         self._completer = completer
-        self._on_end = on_end
+        self._slots = slots
+        self._on_room = on_room
+        self._buffer = Buffer(slots)
+        self._prefetch = Prefetch()
+        self._low = 0
+        self._room_told = False
         # By fence too: a job may come back while its old handler still runs here.
         self._running: dict[tuple[Any, int], RunningJob] = {}
         self._threads = ThreadPool("echomq-job")
@@ -46,16 +61,29 @@ class Attempts:
         """Return the ids of what runs."""
         return {id for id, _ in list(self._running)}
 
+    def room(self) -> int:
+        """Return how many jobs to claim now. From here on, `on_room` is called anew."""
+        ahead = self._prefetch.ahead(self._buffer.begun, time.monotonic())
+        self._low = ahead // 2
+        self._room_told = False
+        return self._slots + ahead - len(self._running)
+
     def begin(self, claimed: ClaimedJob) -> RunningJob:
-        """Start the handler of a job that was claimed."""
+        """Start the handler of a job that was claimed, or have it wait for a slot."""
         job = RunningJob(claimed)
         self._running[claimed.id, claimed.fence] = job
-        try:
-            self._threads.submit(partial(self._run, job))
-        except BaseException:  # no more threads: a job that we don't know is handed back
-            del self._running[claimed.id, claimed.fence]
-            raise
+        self._buffer.add(job)
+        following = self._buffer.start()
+        if following is not None:
+            self._start(following)
         return job
+
+    def give_back(self) -> None:
+        """Hand back what has waited for longer than `STALE`: others may have a slot for it."""
+        stale = self._buffer.take(older_than=STALE)
+        if stale:
+            self._prefetch.forget()
+            self._give_up(stale, "it waited too long for a handler")
 
     def ask_all(self, who: Asked) -> None:
         """Cancel every token, with `who` as the reason."""
@@ -77,6 +105,10 @@ class Attempts:
             if request is not None:
                 job.ask(Asked.CANCEL, request.reason or None)
 
+    def hand_back_waiting(self) -> None:
+        """Hand back what has not begun."""
+        self._give_up(self._buffer.take_all(), Asked.SHUTDOWN.value)
+
     def hand_back(self) -> int:
         """Give up what still runs: its jobs go back to the queue. Return how many."""
         given_up = 0
@@ -92,8 +124,37 @@ class Attempts:
         self._threads.close()
         self._loop.close(timeout=1.0)
 
-    def _run(self, job: RunningJob) -> None:
-        """Run the attempt, in a job's thread. It ends, whatever happens: its lease is renewed."""
+    def _give_up(self, waiting: list[RunningJob], reason: str) -> None:
+        for job in waiting:
+            self._ended(job, job.finish(Ending.HANDED_BACK, at=now(), reason=reason))
+
+    def _start(self, job: RunningJob) -> None:
+        try:
+            self._threads.submit(partial(self._work, job))
+        except BaseException:  # no more threads: it waits, until it is given back
+            self._buffer.put_back(job)
+            raise
+
+    def _work(self, job: RunningJob | None) -> None:
+        """Run one job after the other, in a thread, as long as there are any."""
+        # In a context of its own each: nothing that one job activates (a language, a time
+        # zone) is seen by the next.
+        while job is not None and contextvars.Context().run(self._run, job):
+            job = self._following()
+
+    def _following(self) -> RunningJob | None:
+        """Return the job that goes on in this slot."""
+        job = self._buffer.next()
+        if len(self._buffer) <= self._low and not self._room_told:
+            self._room_told = True
+            self._on_room()
+        return job
+
+    def _run(self, job: RunningJob) -> bool:
+        """Run the attempt, in a job's thread; tell whether it has ended, or goes on on the loop.
+
+        It ends, whatever happens: its lease is renewed.
+        """
         outcome: Outcome | None
         try:
             if job.token.cancelled:  # before it has begun: then it doesn't
@@ -103,13 +164,14 @@ class Attempts:
                 if isinstance(call, handlers.Call):
                     if handlers.is_async(call):
                         self._loop.submit(partial(self._run_async, job, call))
-                        return
+                        return False
                     outcome = handlers.run_sync(call)
                 else:
                     outcome = call
         except BaseException as error:  # noqa: BLE001
             outcome = handlers.broken(job, error)
         self._ended(job, outcome)
+        return True
 
     async def _run_async(self, job: RunningJob, call: handlers.Call) -> None:
         try:
@@ -117,10 +179,12 @@ class Attempts:
         except BaseException as error:  # noqa: BLE001
             outcome = handlers.broken(job, error)
         self._ended(job, outcome)
+        following = self._following()
+        if following is not None:
+            self._start(following)
 
     def _ended(self, job: RunningJob, outcome: Outcome | None) -> None:
         if outcome is not None:
             self._completer.put(outcome)
         # After `put`: at every moment the job is known here or there.
         self._running.pop((job.claimed.id, job.claimed.fence), None)
-        self._on_end()

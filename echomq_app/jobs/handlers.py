@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
+import time
 from asyncio import CancelledError
 from inspect import iscoroutinefunction
 from typing import Any
@@ -30,6 +32,9 @@ from .tasks_api import Task, TaskResultStatus, normalize_json, task_finished, ta
 
 logger = logging.getLogger("echomq.jobs")
 
+_thread = threading.local()
+_JUST_NOW = 0.1
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -37,6 +42,8 @@ class Call:
 
     job: RunningJob
     task: Task
+    backend: type[Any]
+    """The class of the task's backend: who sends Django's signals."""
     result: JobResult
     args: list[Any]
     kwargs: dict[str, Any]
@@ -62,7 +69,8 @@ def prepare(job: RunningJob, report: Report) -> Call | Outcome | None:
             _report=report,
         )
         args.insert(0, context)
-    return Call(job=job, task=task, result=result, args=args, kwargs=kwargs)
+    backend = type(task.get_backend())
+    return Call(job=job, task=task, backend=backend, result=result, args=args, kwargs=kwargs)
 
 
 def is_async(call: Call) -> bool:
@@ -72,7 +80,8 @@ def is_async(call: Call) -> bool:
 
 def run_sync(call: Call) -> Outcome | None:
     """Call the handler in this thread."""
-    close_old_connections()
+    if time.monotonic() - getattr(_thread, "closed_at", 0.0) > _JUST_NOW:
+        close_old_connections()  # else that was done just now, after the last handler
     try:
         _send(task_started, call)
         try:
@@ -82,6 +91,7 @@ def run_sync(call: Call) -> Outcome | None:
         return _returned(call, value)
     finally:
         close_old_connections()
+        _thread.closed_at = time.monotonic()
 
 
 async def run_async(call: Call) -> Outcome | None:
@@ -205,7 +215,7 @@ def _finish_result(call: Call, status: Any, value: Any = None) -> None:
 def _send(signal: Any, call: Call) -> None:
     """Send one of Django's task signals. A receiver's error is its own."""
     try:
-        responses = signal.send_robust(type(call.task.get_backend()), task_result=call.result)
+        responses = signal.send_robust(call.backend, task_result=call.result)
     except BaseException as error:  # not even SystemExit is the job's
         logger.exception("event=receiver_failed job=%s error=%r", call.job.claimed.id, error)
         return

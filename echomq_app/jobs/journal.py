@@ -51,35 +51,36 @@ def timestamp(value: dt.datetime | None) -> str | None:
     """Return a time as the journal writes it: ISO 8601 in UTC, with microseconds."""
     if value is None:
         return None
-    return aware(value, None).astimezone(dt.UTC).isoformat(timespec="microseconds")
+    if value.tzinfo is not dt.UTC:
+        value = aware(value, None).astimezone(dt.UTC)
+    return value.isoformat(timespec="microseconds")
 
 
 def write(using: str, entries: Sequence[Entry]) -> None:
     """Record entries in the caller's transaction, in this order within a queue."""
     if not entries:
         return
-    encoded = [
-        msgspec.json.encode(
+    by_queue: dict[str, list[bytes]] = {}
+    for entry in entries:
+        text = msgspec.json.encode(
             {"type": entry.event, "key": str(entry.job_id), "data": entry.data}
-        ).decode()
-        for entry in entries
-    ]
+        )
+        by_queue.setdefault(entry.queue, []).append(text)
     connection = connections[using]
     if connection.vendor == "sqlite":
-        by_queue: dict[str, list[bytes]] = {}
-        for entry, text in zip(entries, encoded, strict=True):
-            by_queue.setdefault(entry.queue, []).append(text.encode())
         for queue in sorted(by_queue):
             appending.append(using, queue_stream(queue), by_queue[queue])
         return
     with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO echomq_outbox (stream, record, xact)"
-            " SELECT stream, record::jsonb, NULL"
-            " FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY AS e(stream, record, n)"
-            " ORDER BY n",
-            ([queue_stream(entry.queue) for entry in entries], encoded),
-        )
+        for queue, texts in by_queue.items():
+            records = b"[" + b",".join(texts) + b"]"
+            cursor.execute(
+                "INSERT INTO echomq_outbox (stream, record, xact)"
+                " SELECT %s, e.record, NULL"
+                " FROM jsonb_array_elements(%s::jsonb) WITH ORDINALITY AS e(record, n)"
+                " ORDER BY e.n",
+                (queue_stream(queue), records.decode()),
+            )
 
 
 def publish(entries: Iterable[Entry]) -> None:

@@ -22,8 +22,7 @@ class ThreadPool:
     """Threads that are made when needed, up to what runs at once, and then kept.
 
     Kept, because a project's persistent database connections (CONN_MAX_AGE) belong to a
-    thread. Each call has a context of its own, so nothing that one job activates (a
-    language, a time zone) is seen by the next.
+    thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,7 +52,7 @@ class ThreadPool:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
-                contextvars.Context().run(call)
+                call()
             except BaseException:
                 logger.exception("event=call_failed thread=%s", threading.current_thread().name)
             del call

@@ -7,11 +7,12 @@ import datetime as dt
 from collections.abc import Iterable
 from typing import Any
 
+from django.conf import settings
 from django.utils import timezone
 
 from ..models.job import Job, JobState
 from .claims import ClaimedJob
-from .tasks import task_for
+from .tasks import as_enqueued, task_for
 from .tasks_api import (
     DEFAULT_TASK_BACKEND_ALIAS,
     TASK_REFRESH_ATTRS,
@@ -19,6 +20,7 @@ from .tasks_api import (
     TaskError,
     TaskResult,
     TaskResultStatus,
+    task_backends,
 )
 
 CANCELLED_PATH = "echomq_app.exceptions.JobCancelled"
@@ -66,8 +68,14 @@ class JobResult(TaskResult):  # type: ignore[misc]  # frozen, in Django itself
             object.__setattr__(self, name, getattr(other, name))
 
 
-def result_of(job: Job, backend: str) -> JobResult:
-    """Make the result of a stored job, also of one whose task is gone."""
+def result_of(job: Job, reader: str) -> JobResult:
+    """Make the result of a stored job, also of one whose task is gone.
+
+    `reader` is the alias of the backend that asks: it stands for the job's own where the
+    settings have that no more.
+    """
+    own = job.options.get("backend", DEFAULT_TASK_BACKEND_ALIAS)
+    backend = own if own in task_backends.settings else reader
     arguments = job.arguments if isinstance(job.arguments, dict) else {}
     state = JobState(job.state)
     result = JobResult(
@@ -101,8 +109,11 @@ def result_of(job: Job, backend: str) -> JobResult:
 
 def result_of_claim(claimed: ClaimedJob, task: Task) -> JobResult:
     """Make the result that a running handler's context and signals carry."""
+    backend = claimed.options.get("backend", DEFAULT_TASK_BACKEND_ALIAS)
     return JobResult(
-        task=task,
+        task=as_enqueued(
+            task, backend=backend, queue_name=claimed.queue, priority=claimed.priority
+        ),
         id=str(claimed.id),
         status=TaskResultStatus.RUNNING,
         enqueued_at=as_django(claimed.enqueued_at),
@@ -111,7 +122,7 @@ def result_of_claim(claimed: ClaimedJob, task: Task) -> JobResult:
         last_attempted_at=as_django(claimed.attempted_at),
         args=claimed.arguments["args"],
         kwargs=claimed.arguments["kwargs"],
-        backend=claimed.options.get("backend", DEFAULT_TASK_BACKEND_ALIAS),
+        backend=backend,
         errors=[error_of(record) for record in claimed.errors],
         worker_ids=_worker_ids(claimed.errors, claimed.worker_name, claimed.attempt),
         state=JobState.RUNNING.value,
@@ -120,7 +131,7 @@ def result_of_claim(claimed: ClaimedJob, task: Task) -> JobResult:
 
 def as_django(value: dt.datetime) -> dt.datetime:
     """Return an aware time as this project has them: naive with USE_TZ = False."""
-    return value if timezone.is_aware(timezone.now()) else timezone.make_naive(value)
+    return value if settings.USE_TZ else timezone.make_naive(value)
 
 
 def error_of(record: dict[str, Any]) -> TaskError:

@@ -9,12 +9,13 @@ outbox. A row whose fence or state is another one isn't ours any more: `lost`.
 from __future__ import annotations
 
 import dataclasses
-import uuid
+import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from django.db import connections, transaction
+from django.db.models import Exists, OuterRef
 
 from ..core.ids import JobId
 from ..models.job import CancelRequest, Job, JobState
@@ -23,6 +24,12 @@ from . import journal
 from .journal import Entry
 from .outcomes import Outcome, Verdict, decide
 
+_LOCK = (
+    "SELECT j.id, j.fence, EXISTS (SELECT FROM echomq_cancelrequest c WHERE c.job_id = j.id)"
+    " FROM echomq_job j WHERE j.id = ANY (%s::uuid[]) AND j.state = 'running'"
+    " ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED"
+)
+# One text goes there, not a list for each column: psycopg would quote every value by itself.
 _POSTGRES = (
     "UPDATE echomq_job AS j SET state = v.state, attempt = v.attempt,"
     " run_after = coalesce(v.run_after, j.run_after), finished_at = v.finished_at,"
@@ -30,10 +37,9 @@ _POSTGRES = (
     " result = v.result::jsonb, errors = coalesce(v.errors::jsonb, j.errors),"
     " cancel_reason = v.reason, progress = coalesce(v.progress, j.progress),"
     " progress_note = coalesce(v.note, j.progress_note)"
-    " FROM unnest(%s::uuid[], %s::bigint[], %s::text[], %s::integer[], %s::timestamptz[],"
-    " %s::timestamptz[], %s::text[], %s::text[], %s::text[], %s::float8[], %s::text[])"
-    " AS v(id, fence, state, attempt, run_after, finished_at, result, errors, reason,"
-    " progress, note)"
+    " FROM json_to_recordset(%s::json)"
+    " AS v(id uuid, fence bigint, state text, attempt integer, run_after timestamptz,"
+    " finished_at timestamptz, result text, errors text, reason text, progress float8, note text)"
     " WHERE j.id = v.id AND j.fence = v.fence AND j.state = 'running'"
 )
 _SQLITE = (
@@ -55,6 +61,9 @@ _PROGRESS_SQLITE = (
     "UPDATE echomq_job SET progress = %s, progress_note = %s"
     " WHERE id = %s AND fence = %s AND state = 'running'"
 )
+
+
+_REQUESTS = CancelRequest.objects.filter(job=OuterRef("pk"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +89,8 @@ def settle(using: str, outcomes: Iterable[Outcome]) -> Settlement:
     if not by_id:
         return Settlement(entries=[], later=[], lost=[])
     with transaction.atomic(using=using):
-        ours = _lock(using, list(by_id.values()))
-        requests = CancelRequest.objects.using(using).for_jobs(outcome.id for outcome in ours)
+        ours, asked = _lock(using, list(by_id.values()))
+        requests = CancelRequest.objects.using(using).for_jobs(asked) if asked else {}
         at = now()
         verdicts = [
             decide(outcome, request=_reason(requests.get(outcome.id)), now=at) for outcome in ours
@@ -112,14 +121,25 @@ def write_progress(using: str, reports: Sequence[tuple[JobId, int, float, str]])
         cursor.execute(_PROGRESS_POSTGRES, (ids, *columns, ids))
 
 
-def _lock(using: str, outcomes: list[Outcome]) -> list[Outcome]:
-    """Lock the rows that are ours and free, in id order; return their outcomes."""
-    ids = [outcome.id for outcome in outcomes]
-    running = Job.objects.using(using).running().filter(pk__in=ids).order_by("pk")
-    if connections[using].features.has_select_for_update_skip_locked:
-        running = running.skip_locked()
-    fences = dict(running.values_list("pk", "fence"))
-    return [outcome for outcome in outcomes if fences.get(outcome.id) == outcome.fence]
+def _lock(using: str, outcomes: list[Outcome]) -> tuple[list[Outcome], list[JobId]]:
+    """Lock the rows that are ours and free, in id order.
+
+    Return their outcomes, and the jobs that somebody asked to cancel.
+    """
+    connection = connections[using]
+    if connection.vendor == "postgresql":
+        ids = ",".join([f"{outcome.id.int:032x}" for outcome in outcomes])
+        with connection.cursor() as cursor:
+            cursor.execute(_LOCK, (f"{{{ids}}}",))
+            rows = cursor.fetchall()
+    else:  # the write lock is ours
+        running = Job.objects.using(using).running()
+        of_these = running.filter(pk__in=[outcome.id for outcome in outcomes])
+        rows = list(of_these.values_list("pk", "fence", Exists(_REQUESTS)))
+    found = {id.int: (fence, asked) for id, fence, asked in rows}
+    none = (None, False)
+    ours = [outcome for outcome in outcomes if found.get(outcome.id.int, none)[0] == outcome.fence]
+    return ours, [outcome.id for outcome in ours if found[outcome.id.int][1]]
 
 
 def _still_ours(using: str, outcomes: list[Outcome]) -> list[Outcome]:
@@ -138,18 +158,31 @@ def _reason(request: CancelRequest | None) -> str | None:
 
 def _update(using: str, verdicts: list[Verdict]) -> None:
     connection = connections[using]
-    rows = [_row(verdict, connection) for verdict in verdicts]
     with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            cursor.executemany(
-                _SQLITE,
-                [
-                    (state, attempt, after, finished, finished is None, *rest, id, fence)
-                    for id, fence, state, attempt, after, finished, *rest in rows
-                ],
-            )
+        if connection.vendor == "postgresql":
+            rows = [_Row(*_row(verdict, connection)) for verdict in verdicts]
+            cursor.execute(_POSTGRES, (msgspec.json.encode(rows).decode(),))
             return
-        cursor.execute(_POSTGRES, tuple(list(column) for column in zip(*rows, strict=True)))
+        for verdict in verdicts:
+            id, fence, state, attempt, after, finished, *rest = _row(verdict, connection)
+            row = (state, attempt, after, finished, finished is None, *rest, id, fence)
+            cursor.execute(_SQLITE, row)
+
+
+class _Row(msgspec.Struct):
+    """What is written to a job's row, for `json_to_recordset`."""
+
+    id: str
+    fence: int
+    state: str
+    attempt: int
+    run_after: dt.datetime | None
+    finished_at: dt.datetime | None
+    result: str | None
+    errors: str | None
+    reason: str
+    progress: float | None
+    note: str | None
 
 
 def _row(verdict: Verdict, connection: Any) -> tuple[Any, ...]:
@@ -157,7 +190,7 @@ def _row(verdict: Verdict, connection: Any) -> tuple[Any, ...]:
     fraction, note = outcome.progress or (None, None)
     changed = verdict.errors is not outcome.errors
     return (
-        uuid.UUID(int=outcome.id.int).hex,
+        f"{outcome.id.int:032x}",
         outcome.fence,
         verdict.state.value,
         verdict.attempt,

@@ -77,7 +77,12 @@ class Worker:
         self._completer = Completer(
             self.using, options.queues, patience=options.patience, on_ready=self._waiter.set
         )
-        self._attempts = Attempts(self.using, self._completer, on_end=self._waiter.set)
+        self._attempts = Attempts(
+            self.using,
+            self._completer,
+            slots=options.concurrency,
+            on_room=self._waiter.set,
+        )
         self._housekeeper = Housekeeper(
             self.using,
             options.queues,
@@ -143,6 +148,7 @@ class Worker:
         while not self._stop.closed:
             self._waiter.clear()  # before looking: what comes meanwhile isn't lost
             persistent.attempt("read cancel requests", self._attempts.hear_cancels, default=None)
+            self._attempts.give_back()
             persistent.attempt("reconcile", self._reconcile, default=None)
             taken = persistent.attempt("claim", self._claim, default=None)
             if taken is None:
@@ -164,7 +170,7 @@ class Worker:
         return max(0.0, min(soonest, self._attempts.next_hearing - time.monotonic()))
 
     def _claim(self) -> _Taken:
-        room = self.options.concurrency - len(self._attempts)
+        room = self._attempts.room()
         if room < 1 or self._lease.in_doubt:
             return _Taken(0, 0)
         self._queues.append(self._queues.pop(0))  # each queue has its turn at being the first
@@ -224,6 +230,7 @@ class Worker:
         """Stop: ask, wait for the grace, hand back, write. Tell whether all is written."""
         self._stop.close()
         logger.info("event=worker_stopping worker=%s running=%d", self.name, len(self._attempts))
+        self._attempts.hand_back_waiting()
         self._attempts.ask_all(Asked.SHUTDOWN)
         deadline = time.monotonic() + self.options.grace
         while self._attempts and time.monotonic() < deadline:

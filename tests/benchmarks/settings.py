@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 from tests.settings import *  # noqa: F403
-from tests.settings import CHANNEL_LAYERS, DATABASES, VENDOR
+from tests.settings import CHANNEL_LAYERS, DATABASES, INSTALLED_APPS, TASKS, VENDOR
 
 if VENDOR == "sqlite":
     # In WAL mode only FULL waits for the disk at each commit, as PostgreSQL does.
@@ -23,3 +24,7 @@ if _url := os.environ.get("ECHOMQ_REDIS_URL"):
         "BACKEND": "channels_redis.core.RedisChannelLayer",
         "CONFIG": {"hosts": [{"address": _url, "socket_timeout": None}]},
     }
+
+if importlib.util.find_spec("django_tasks_db"):
+    INSTALLED_APPS += ["django_tasks_db"]
+    TASKS["peer"] = {"BACKEND": "django_tasks_db.DatabaseBackend", "QUEUES": []}

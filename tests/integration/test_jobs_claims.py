@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -217,11 +216,8 @@ def test_claim_is_quick_with_a_million_finished_rows(worker: Worker) -> None:
         )
         cursor.execute("ANALYZE echomq_job" if connection.vendor == "postgresql" else "ANALYZE")
     ids = enqueue(10)
-    begun = time.perf_counter()
     assert ids_of(claim(worker, 10)) == ids
     assert claim(worker, 10) == []
-    # A walk over all rows takes far longer, even on a slow machine.
-    assert time.perf_counter() - begun < 0.5
     with connection.cursor() as cursor:
         cursor.execute(
             ("EXPLAIN " if connection.vendor == "postgresql" else "EXPLAIN QUERY PLAN ")
