@@ -12,7 +12,7 @@ from django.utils.module_loading import import_string
 from ..exceptions import UnknownTask
 from .context import JobContext
 from .options import JobOptions, declared
-from .tasks_api import InvalidTask, Task, TaskContext
+from .tasks_api import InvalidTask, InvalidTaskBackend, Task, TaskContext
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,12 @@ class EchoMQTask(Task):
         given = {name: value for name, value in attributes.items() if value is not None}
         return dataclasses.replace(self, **given, **options)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by path, as Django 6.1 does; here on every Django."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del values["func"]
+        return _again, (type(self), self.module_path, values)
+
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; a backend that knows only Django's context gets ours made."""
         return Task.call(self, *_with_job_context(self, args), **kwargs)
@@ -69,6 +75,14 @@ def _with_job_context(task: Task, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if task.takes_context and args and type(args[0]) is TaskContext:
         return (JobContext.detached(args[0].task_result), *args[1:])
     return args
+
+
+def _again(kind: type[EchoMQTask], path: str, values: dict[str, Any]) -> EchoMQTask:
+    try:
+        function = load_task(path).func
+    except (ImportError, UnknownTask) as error:
+        raise ValueError(f"Expected {path!r} to point to a Task instance.") from error
+    return kind(func=function, **values)
 
 
 def options_of(task: Task, defaults: Mapping[str, Any]) -> JobOptions:
@@ -106,9 +120,17 @@ def task_for(path: str, *, backend: str, **attributes: Any) -> Task:
         task = load_task(path)
     except Exception:  # noqa: BLE001  (an import may raise anything, and none is ours)
         task = EchoMQTask(func=_missing(path), backend=backend)
+    return as_enqueued(task, backend=backend, **attributes)
+
+
+def as_enqueued(task: Task, **attributes: Any) -> Task:
+    """Return the task as `using()` made it before it was enqueued, where that may still be."""
+    changed = {name: new for name, new in attributes.items() if getattr(task, name) != new}
+    if not changed:  # nearly always, and a new task is validated
+        return task
     try:
-        return dataclasses.replace(task, **attributes)
-    except InvalidTask:
+        return dataclasses.replace(task, **changed)
+    except (InvalidTask, InvalidTaskBackend):
         return task
 
 

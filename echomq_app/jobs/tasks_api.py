@@ -18,7 +18,12 @@ if TYPE_CHECKING or django.VERSION >= (6, 0):
     from django.tasks.backends.dummy import DummyBackend
     from django.tasks.backends.immediate import ImmediateBackend
     from django.tasks.base import TASK_REFRESH_ATTRS, TaskError, TaskResultStatus
-    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist, TaskResultMismatch
+    from django.tasks.exceptions import (
+        InvalidTask,
+        InvalidTaskBackend,
+        TaskResultDoesNotExist,
+        TaskResultMismatch,
+    )
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 else:
@@ -39,6 +44,9 @@ else:
         TaskError,
         TaskResult,
         TaskResultStatus,
+    )
+    from django_tasks.exceptions import (
+        InvalidTaskBackendError as InvalidTaskBackend,
     )
     from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
@@ -90,6 +98,7 @@ __all__ = [
     "DummyBackend",
     "ImmediateBackend",
     "InvalidTask",
+    "InvalidTaskBackend",
     "Task",
     "TaskContext",
     "TaskError",
