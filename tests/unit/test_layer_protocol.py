@@ -393,6 +393,22 @@ def test_a_batch_that_is_not_acked_is_cut() -> None:
     assert sizes[5:] == [1, 2, 4, 8]
 
 
+def test_an_ack_that_comes_late_undoes_the_cut() -> None:
+    # The frame arrived whole; it's the way that takes longer than the timeout. Sending one
+    # record per round trip, for ever, would be no help.
+    producer = Producer(100, 8)
+    producer.seat("b", 0)
+    for number in range(100):
+        producer.write(("g", str(number).encode()))
+    producer.flush()
+    for _ in range(5):
+        due = producer.due("b")
+        assert due is not None
+        assert len(due.records) == 8
+        producer.failed("b")
+        producer.ack("b", due.base + 8)
+
+
 def test_a_frame_has_a_size_in_bytes_too() -> None:
     producer = Producer(100, 500)
     producer.seat("b", 0)

@@ -33,11 +33,13 @@ class Link:
     target: int
     """It is sent what is before this; a flush moves it to the write cursor."""
     limit: int
-    """Records per frame: halved when a frame isn't acked in time, doubled when it is."""
+    """Records per frame: halved when a frame isn't acked in time, doubled when one is acked."""
     jump: int | None = None
     """Where the frame begins that carries a notice, until it is acked."""
     in_flight: tuple[int, int] | None = None
     """Base and end of the frame that awaits its ack."""
+    given_up: int | None = None
+    """End of a frame for which the limit was halved. Its ack may come yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ class Producer:
         """Give up the frame in flight: it will be sent again, a smaller one next time."""
         link = self.links.get(boot)
         if link is not None and link.in_flight is not None:
-            link.in_flight = None
+            link.given_up, link.in_flight = link.in_flight[1], None
             link.limit = max(1, link.limit // 2)
 
     def forget(self, boot: str) -> None:
@@ -138,11 +140,13 @@ class Producer:
             link.sent = max(link.sent, cursor)
             if link.jump is not None and cursor >= link.jump:
                 link.jump = None
-        if link.in_flight is None or cursor < link.in_flight[1]:
-            return False
-        link.in_flight = None
-        link.limit = min(self._max_batch, link.limit * 2)
-        return True
+        settles = link.in_flight is not None and cursor >= link.in_flight[1]
+        if settles or (link.given_up is not None and cursor >= link.given_up):
+            link.given_up = None
+            link.limit = min(self._max_batch, link.limit * 2)
+        if settles:
+            link.in_flight = None
+        return settles
 
 
 def _fitting(records: list[Record]) -> list[Record]:
