@@ -23,7 +23,8 @@ class Life:
 
     life: str
     node: str
-    joined_at: float
+    joined_at: float | None
+    """None: it joined no group, and hears nothing."""
     sent_at: list[float] = dataclasses.field(default_factory=list)
     heard: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ended: bool = False
@@ -65,6 +66,8 @@ def judge(lives: dict[str, Life]) -> list[str]:
 
 
 def _judge(subscriber: Life, sender: Life) -> list[str]:
+    if subscriber.joined_at is None:
+        return []
     faults = []
     # What was sent while it joined it may have heard or not.
     must = next(

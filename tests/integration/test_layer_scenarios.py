@@ -145,7 +145,9 @@ async def test_a_receiver_that_comes_back_with_other_links_goes_on_where_it_was(
     assert await take(b, there, 2) == [2, 3]
 
 
-async def test_a_sender_that_comes_back_with_other_links_is_acked_there(nodes: Nodes) -> None:
+async def test_a_sender_that_comes_back_with_other_links_is_acked_there(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The frame that it sends again has to say where the ack should go now.
     options = {"call_timeout": 0.5, "heartbeat_interval": 60.0, "forget_after": 300.0}
     a, b = await nodes.pair(**options)
@@ -166,7 +168,7 @@ async def test_a_sender_that_comes_back_with_other_links_is_acked_there(nodes: N
             acks.append(frame)
         return on_frame(frame, *clocks)
 
-    state(a).on_frame = hear  # type: ignore[method-assign]
+    monkeypatch.setattr(state(a), "on_frame", hear)
     assert await take(b, there) == [1]
     await settled(a)
     assert [ack.cursor for ack in acks] == [1]
