@@ -1,8 +1,9 @@
 """What some worker has to do now and then, for everybody: every worker does it.
 
 Promote scheduled jobs that are due, take jobs away from workers whose lease has run
-out, cancel jobs that went back to the queue after somebody had asked, trim streams,
-forget old workers. All of it may run in any number of workers at once.
+out, cancel jobs that went back to the queue after somebody had asked, delete jobs whose
+retention is over, trim streams, forget old workers. All of it may run in any number of
+workers at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..models import trimming
 from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
 from ..models.times import now
 from ..models.worker import Worker
-from . import journal
+from . import journal, retention
 from .connections import service_connection
 from .control import cancel_waiting
 from .outcomes import Ending, Outcome, error_record
@@ -103,6 +104,9 @@ class Housekeeper:
         sweep(self._using)
 
     def _retain(self) -> None:
+        _, more = retention.prune_expired(self._using)
+        if more:
+            self._next_retention = time.monotonic()
         Worker.objects.using(self._using).prune()
         trimming.apply_retention(self._using)
 

@@ -90,7 +90,8 @@ class TestLimit:
 
     def test_a_group_spans_tasks_and_queues(self, worker: Worker) -> None:
         enqueue(1, "g")
-        jobtasks.once_per_arguments.using(group="g", queue_name="mail").enqueue(1)  # type: ignore[call-arg]
+        other: Any = jobtasks.once_per_arguments
+        other.using(group="g", queue_name="mail").enqueue(1)
         (job,) = claim(worker, 5)
         assert claim(worker, 5, queue="mail") == []
         finish(job)
@@ -197,7 +198,7 @@ class TestRaces:
                     finish(*claimed)
 
         try:
-            concurrently(*[lambda n=n: work(n) for n in range(5)], timeout=90)  # type: ignore[misc]
+            concurrently(*[lambda n=n: work(n) for n in range(5)], timeout=90)
         finally:
             connections.close_all()
         assert got == Counter(ids) and most <= limit

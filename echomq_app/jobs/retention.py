@@ -1,0 +1,83 @@
+"""Delete jobs that have ended long enough ago: in small batches, and in nobody's way.
+
+Each batch is a transaction of its own that passes over rows which somebody holds. Claims
+read other rows, so they never wait for it (on SQLite, with its one writer, for one batch).
+The records in the queue's stream stay as long as the stream's own policy says.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from ..models.job import Job, JobQuerySet
+from ..models.unique import UniqueWindow
+
+BATCH = 500
+ROUND = 20
+"""Batches that one call deletes at most: the caller has other work too."""
+_CLOCKS = 3600.0
+"""Seconds by which the clocks of those who enqueue and who finish may differ."""
+
+
+def prune_expired(using: str, at: dt.datetime | None = None) -> tuple[int, bool]:
+    """Delete finished jobs whose own `retention` is over, and unique windows that are.
+
+    Returns how many jobs went, and whether there may be more. `at`: the time now.
+    """
+    moment = at or timezone.now()
+    UniqueWindow.objects.using(using).prune(moment, BATCH)
+    ended = Job.objects.using(using).filter(retention__isnull=False, finished_at__isnull=False)
+    deleted, batches, last = 0, 0, -1.0
+    while True:
+        # One step of the index for each of the few retentions there are.
+        following = ended.filter(retention__gt=last).order_by("retention")
+        retention = following.values_list("retention", flat=True).first()
+        if retention is None:
+            return deleted, False
+        last = retention
+        over = ended.filter(
+            retention=retention, finished_at__lt=moment - dt.timedelta(seconds=retention)
+        ).order_by("finished_at")
+        while True:
+            if batches == ROUND:
+                return deleted, True
+            batches += 1
+            gone = _delete(using, over)
+            deleted += gone
+            if gone < BATCH:
+                break
+
+
+def prune_finished(using: str, before: dt.datetime) -> int:
+    """Delete all jobs that ended before a time, whatever their retention; return how many.
+
+    `before`: as `timezone.now()` gives times.
+    """
+    # By id, which begins with the time of the enqueue: nothing newer can have ended before.
+    jobs = Job.objects.using(using).order_by("pk")
+    deleted, after = 0, None
+    while True:
+        page = jobs if after is None else jobs.filter(pk__gt=after)
+        ids = list(page.values_list("pk", flat=True)[: 10 * BATCH])
+        if not ids:
+            return deleted
+        after = ids[-1]
+        over = jobs.finished().filter(pk__in=ids, finished_at__lt=before)
+        while gone := _delete(using, over):
+            deleted += gone
+        if (ids[0].int >> 80) / 1000 > before.timestamp() + _CLOCKS:
+            return deleted
+
+
+def _delete(using: str, over: JobQuerySet) -> int:
+    """Delete a batch of these jobs that nobody holds."""
+    with transaction.atomic(using=using):
+        if connections[using].features.has_select_for_update_skip_locked:
+            over = over.skip_locked()
+        ids = list(over.values_list("pk", flat=True)[:BATCH])
+        # On SQLite the first statement may have read without the lock: look again.
+        found = Job.objects.using(using).finished().filter(pk__in=ids)
+        return found.delete()[0] if ids else 0
