@@ -277,3 +277,35 @@ def _no_thread_outlives_its_test() -> Iterator[None]:
     yield
     # They hold connections to the test's database, and are daemons.
     assert all(t.daemon for t in threading.enumerate() if t.name == "echomq-live")
+
+
+async def test_a_record_is_encoded_once_whoever_reads_it() -> None:
+    """From the ring and from a page: all readers are handed the same bytes."""
+    await fill("orders", 300)
+    old = [await Page().open("orders", 0) for _ in range(3)]
+    live = [await Page().open("orders") for _ in range(3)]
+    await fill("orders", 1)
+    taken: dict[int, set[int]] = {0: set(), 300: set()}
+    for page in (*old, *live):
+        first = page.cursor
+        while not isinstance(batch := page.reader.take(1, 256_000), Batch):
+            page.news.clear()
+            await asyncio.wait_for(page.news.wait(), 30)
+        taken[first].add(id(batch.records[0]))
+    assert {first: len(ids) for first, ids in taken.items()} == {0: 1, 300: 1}
+    for page in (*old, *live):
+        page.reader.close()
+
+
+async def test_kept_pages_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echomq_app.live.pages.KEPT_BYTES", 300_000)
+    await Stream("orders").aappend_many([{"data": "x" * 1_000} for _ in range(2_000)])
+    page = await Page().open("orders", 0)
+    await page.read_to(2_000)
+    pages = hub_of_this_loop()._pages
+    kept = sum(one.size for one in pages._kept.values())
+    assert kept == pages._kept_bytes
+    largest = max(one.size for one in pages._kept.values())
+    assert 0 < kept <= max(300_000, largest)
+    assert page.positions == list(range(2_000))
+    page.reader.close()
