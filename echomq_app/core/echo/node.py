@@ -1,8 +1,8 @@
 """One node of the channel layer, without I/O: frames and time go in, effects come out.
 
-It joins a receiver, `pool_size` producers, and what is known of the other nodes (its
-peers). A peer is one life of a process, named by its boot id; the node's name is for
-people, and tells that a new life replaces an old one.
+It joins a receiver, the producers and what they send, and what is known of the other nodes
+(its peers): who comes, who goes, who is silent. A peer is one life of a process, named by its
+boot id; the node's name is for people, and tells that a new life replaces an old one.
 
 Who is seated where: a hello says what its sender expects from every boot that it knows.
 Whoever isn't in the list answers with a hello of its own, so the other side gets to know
@@ -18,14 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..retry import ceiling
-from .effects import Broadcast, Deliver, Effect, Happened, Notify, Send, SendBatch
+from .effects import Broadcast, Deliver, Effect, Happened, Notify, Send
 from .frames import Ack, AnyFrame, Batch, Bye, Gone, Hello, Record
 from .peers import QUIET_BEATS, Lives, Peer, Rules
-from .producer import Producer
 from .receiver import Notice, Receiver
+from .sending import Sending
 
-BACKOFF_CAP = 5.0
 SKEW = 5.0
 """Seconds by which wall clocks may differ before it is reported."""
 
@@ -39,14 +37,12 @@ class EchoNode:
         self.name = name
         self.boot = boot
         self.rules = rules
-        self.control = ""
         self.data = ""
         self._age = age
-        self.producers = [
-            Producer(rules.buffer_size, rules.max_batch) for _ in range(rules.pool_size)
-        ]
+        self.sending = Sending(name, boot, rules)
+        self.producers = self.sending.producers
+        self.peers = self.sending.peers
         self.receiver = Receiver(age)
-        self.peers: dict[str, Peer] = {}
         self.echo_at: float | None = None
         """When we last heard our own hello."""
         self._heard_at: float | None = None
@@ -57,23 +53,26 @@ class EchoNode:
         self._lives = Lives(QUIET_BEATS * rules.heartbeat_interval)
         self._skewed: set[str] = set()
 
+    @property
+    def control(self) -> str:
+        """Where hello, ack and bye for this node should go."""
+        return self.sending.control
+
     # From the local side.
 
     def write(self, index: int, record: Record) -> int:
         """Keep a record for the other nodes; return its position."""
         if self._wrote_at is None:
             self._wrote_at = self._age()
-        return self.producers[index].write(record)
+        return self.sending.write(index, record)
 
     def flush(self, now: float) -> list[Effect]:
         """Send what was written, to everybody who needs it and has no frame in flight."""
-        for producer in self.producers:
-            producer.flush()
-        return self._pump(list(self.peers), now)
+        return self.sending.flush(now)
 
     def addresses(self, control: str, data: str, now: float, wall: float = 0.0) -> list[Effect]:
         """Hear where this node can be reached from now on, and tell everybody."""
-        self.control, self.data = control, data
+        self.sending.control, self.data = control, data
         return self.announce(now, wall)
 
     def announce(self, now: float, wall: float = 0.0) -> list[Effect]:
@@ -83,22 +82,16 @@ class EchoNode:
 
     def bye(self) -> list[Effect]:
         """Leave; to be called when `drained()`, or when it is too late to wait for that."""
-        frame = Bye(boot=self.boot, name=self.name, cursors=self._cursors())
+        frame = Bye(boot=self.boot, name=self.name, cursors=self.sending.cursors())
         return [Send(peer.control, frame) for peer in self.peers.values()]
 
     def drained(self) -> bool:
         """Tell whether every node that we know has everything, as far as we know."""
-        return all(
-            producer.lag(boot) == 0 for producer in self.producers for boot in producer.links
-        ) and all(boot in self.producers[0].links for boot in self.peers)
+        return self.sending.drained()
 
     def fill(self) -> float:
         """Return how full the fullest buffer is of records that somebody still needs, 0 to 1."""
-        worst = max(
-            (producer.lag(boot) for producer in self.producers for boot in producer.links),
-            default=0,
-        )
-        return min(1.0, worst / self.rules.buffer_size)
+        return self.sending.fill()
 
     # From the other nodes.
 
@@ -116,31 +109,18 @@ class EchoNode:
                 details = {"node": frame.name}
                 effects.append(Happened("name_shared", details))
             return effects + self._on_hello(frame, now, wall)
-        effects += self._on_word(frame.boot, now)
+        effects += self.sending.heard(frame.boot, now)
         if isinstance(frame, Batch):
             effects += self._on_batch(frame, now)
         elif isinstance(frame, Ack) and frame.to == self.boot:
-            effects += self._on_ack(frame, now)
+            effects += self.sending.acked(frame, now)
         elif isinstance(frame, Bye):
             effects += self._on_bye(frame.boot, frame.name, frame.cursors)
         return effects
 
     def send_failed(self, boot: str, index: int, reason: str, now: float) -> list[Effect]:
         """Hear that a batch could not be sent, or wasn't acked in time."""
-        peer = self.peers.get(boot)
-        if peer is None or peer.awaiting.pop(index, None) is None:
-            return []
-        self.producers[index].failed(boot)
-        peer.suspect = True
-        peer.failures += 1
-        delay = self._backoff(peer)
-        peer.ping_at = now + delay
-        return [
-            Happened("sync_failure", {"node": peer.name, "index": index, "reason": reason}),
-            Happened(
-                "retry_scheduled", {"node": peer.name, "delay": delay, "attempt": peer.failures}
-            ),
-        ]
+        return self.sending.failed(boot, index, reason, now)
 
     def tick(self, now: float, wall: float = 0.0) -> list[Effect]:
         """Do what is due; to be called several times per `retry_interval`."""
@@ -150,15 +130,11 @@ class EchoNode:
             effects += self.announce(now, wall)
             effects += self._tell_of_silence(now)
         for boot, peer in list(self.peers.items()):
-            late = [index for index, until in peer.awaiting.items() if now >= until]
-            for index in late:
-                effects += self.send_failed(boot, index, "not acked in time", now)
-            if peer.suspect and now >= peer.ping_at:
-                peer.failures += 1
-                peer.ping_at = now + self._backoff(peer)
+            effects += self.sending.overdue(boot, now)
+            if self.sending.ping_is_due(boot, now):
                 effects.append(Send(peer.control, self._hello(now, wall, asks=True)))
             effects += self._forget_if_gone(boot, peer, now)
-        return effects + self._pump(list(self.peers), now)
+        return effects + self.sending.pump(self.peers, now)
 
     # Details.
 
@@ -200,24 +176,11 @@ class EchoNode:
             effects.append(Notify(notice))
         ours = hello.expected.get(self.boot)
         if ours is not None:
-            for index, cursor in ours.items():
-                if 0 <= index < len(self.producers) and self.producers[index].seat(
-                    hello.boot, cursor
-                ):
-                    self._settled(peer, hello.boot, index)
+            self.sending.seat(hello.boot, ours)
         if is_new or ours is None or hello.asks:
             effects.append(Send(peer.control, self._hello(now, wall)))
         effects += self._skew(hello, wall)
-        return effects + self._on_word(hello.boot, now)
-
-    def _on_word(self, boot: str, now: float) -> list[Effect]:
-        """Note that a node has said something: whatever it was, it can be sent to again."""
-        peer = self.peers.get(boot)
-        if peer is None:
-            return []
-        peer.heard = now
-        peer.suspect = False
-        return self._pump([boot], now)
+        return effects + self.sending.heard(hello.boot, now)
 
     def _on_batch(self, batch: Batch, now: float) -> list[Effect]:
         notice, records, cursor = self.receiver.take(
@@ -231,23 +194,6 @@ class EchoNode:
         # After the delivery: an ack means that the subscribers have it.
         ack = Ack(boot=self.boot, to=batch.boot, index=batch.index, cursor=cursor)
         return [*effects, Send(batch.control, ack)]
-
-    def _on_ack(self, ack: Ack, now: float) -> list[Effect]:
-        peer = self.peers.get(ack.boot)
-        if peer is None or not 0 <= ack.index < len(self.producers):
-            return []
-        effects: list[Effect] = []
-        if self.producers[ack.index].ack(ack.boot, ack.cursor):
-            peer.failures = 0
-            details = {"node": peer.name, "index": ack.index, "seconds": now - peer.served}
-            effects.append(Happened("batch_acked", details))
-        self._settled(peer, ack.boot, ack.index)
-        return effects + self._pump([ack.boot], now)
-
-    def _settled(self, peer: Peer, boot: str, index: int) -> None:
-        link = self.producers[index].links.get(boot)
-        if link is None or link.in_flight is None:
-            peer.awaiting.pop(index, None)
 
     def _on_bye(self, boot: str, name: str, cursors: list[int], ago: float = 0.0) -> list[Effect]:
         notice = self.receiver.leave(boot, name, cursors)
@@ -270,45 +216,10 @@ class EchoNode:
                 effects += self._on_bye(boot, name, cursors, ago)
         return effects
 
-    def _pump(self, boots: list[str], now: float) -> list[Effect]:
-        """Send the next frame to each of these that needs one and has none in flight."""
-        effects: list[Effect] = []
-        if not self.rules.concurrent_flush:
-            boots = sorted(self.peers, key=lambda boot: self.peers[boot].served)
-        for boot in boots:
-            peer = self.peers[boot]
-            for index, producer in enumerate(self.producers):
-                if peer.suspect or index in peer.awaiting or not self._may_send():
-                    continue
-                due = producer.due(boot)
-                if due is None:
-                    continue
-                if due.missed:
-                    details = {"node": peer.name, "index": index, "missed": due.missed}
-                    effects.append(Happened("buffer_expired", details))
-                peer.awaiting[index] = now + self.rules.call_timeout
-                peer.served = now
-                frame = Batch(
-                    boot=self.boot,
-                    name=self.name,
-                    control=self.control,
-                    index=index,
-                    base=due.base,
-                    records=due.records,
-                )
-                effects.append(SendBatch(boot, peer.data, frame))
-        return effects
-
-    def _may_send(self) -> bool:
-        return self.rules.concurrent_flush or not any(
-            peer.awaiting and not peer.suspect for peer in self.peers.values()
-        )
-
     def _forget_if_gone(self, boot: str, peer: Peer, now: float) -> list[Effect]:
         silence = now - peer.heard
-        if silence > QUIET_BEATS * self.rules.heartbeat_interval and any(
-            producer.is_expired(boot) for producer in self.producers
-        ):
+        is_quiet = silence > QUIET_BEATS * self.rules.heartbeat_interval
+        if is_quiet and self.sending.is_expired(boot):
             return self._forget(boot, "it is silent, and what it needs is overwritten")
         if self._link_since is None or now - self._link_since < self.rules.forget_after:
             return []
@@ -317,9 +228,7 @@ class EchoNode:
         return []
 
     def _forget(self, boot: str, reason: str) -> list[Effect]:
-        for producer in self.producers:
-            producer.forget(boot)
-        peer = self.peers.pop(boot, None)
+        peer = self.sending.forget(boot)
         self._skewed.discard(boot)
         if peer is None:
             return []
@@ -347,13 +256,6 @@ class EchoNode:
         self._skewed.add(hello.boot)
         return [Happened("clock_skew", {"node": hello.name, "seconds": round(skew, 1)})]
 
-    def _backoff(self, peer: Peer) -> float:
-        base = self.rules.retry_interval
-        return ceiling(peer.failures, base=base, cap=max(base, BACKOFF_CAP))
-
-    def _cursors(self) -> list[int]:
-        return [producer.ring.write_cursor for producer in self.producers]
-
     def _hello(self, now: float, wall: float, *, asks: bool = False) -> Hello:
         return Hello(
             boot=self.boot,
@@ -362,7 +264,7 @@ class EchoNode:
             data=self.data,
             writing=-1.0 if self._wrote_at is None else self._age() - self._wrote_at,
             clock=wall,
-            cursors=self._cursors(),
+            cursors=self.sending.cursors(),
             expected=self.receiver.expected(now - self.rules.forget_after),
             gone=self._lives.ended_since(self._age() - self.rules.forget_after, self._age()),
             asks=asks,
