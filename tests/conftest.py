@@ -58,6 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Say in the environment what tests/settings.py has to be; child processes inherit it."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         return  # with pytest-xdist (-n 2), each of the workers has servers of its own
+    if settings.configured:
+        raise pytest.UsageError(
+            "Django's settings are loaded before the run has a folder and a database of its own; "
+            "run without DJANGO_SETTINGS_MODULE in the environment and without --ds."
+        )
     stack = contextlib.ExitStack()
     config.add_cleanup(stack.close)
     os.environ["ECHOMQ_TEST_FOLDER"] = str(stack.enter_context(private_folder("emq-tests-")))

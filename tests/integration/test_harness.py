@@ -53,7 +53,13 @@ def teardown_module():
 """
 
 
-def outcome(tmp_path: Path, source: str, *options: str) -> str:
+def without_the_outer_run() -> dict[str, str]:
+    """Return the environment without what the run that this test is in has put there."""
+    outer = re.compile(r"ECHOMQ_TEST_|DJANGO_SETTINGS_MODULE$|PYTEST_ADDOPTS$")
+    return {name: value for name, value in os.environ.items() if not outer.match(name)}
+
+
+def outcome(tmp_path: Path, source: str, *options: str, env: dict[str, str] | None = None) -> str:
     """Run pytest on `source` under this project's rules, and return what it prints."""
     file = tmp_path / "test_made_for_it.py"
     file.write_text(source)
@@ -61,8 +67,7 @@ def outcome(tmp_path: Path, source: str, *options: str) -> str:
     done = subprocess.run(
         [*command, "-p", "tests.conftest", "-p", "no:cacheprovider", str(file), *options],
         cwd=ROOT,
-        # Not the options of the run that this test is in.
-        env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
+        env=without_the_outer_run() | (env or {}),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -104,3 +109,15 @@ def test_thread_left_behind_is_an_error_of_its_test(tmp_path: Path) -> None:
 def test_warning_is_an_error(tmp_path: Path) -> None:
     shown = outcome(tmp_path, "import warnings\ndef test_it(): warnings.warn('old')\n")
     assert "1 failed" in shown
+
+
+def test_settings_that_another_run_has_chosen_are_refused(tmp_path: Path) -> None:
+    # Its database would be the other run's, and be made anew under it.
+    database = tmp_path / "echomq.sqlite3"
+    database.write_bytes(b"of the other run")
+    chosen = {"ECHOMQ_TEST_FOLDER": str(tmp_path), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+
+    shown = outcome(tmp_path, CASES, env=chosen)
+
+    assert "DJANGO_SETTINGS_MODULE" in shown and "passed" not in shown
+    assert database.read_bytes() == b"of the other run"
