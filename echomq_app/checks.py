@@ -23,7 +23,8 @@ from django.utils.module_loading import import_string
 
 from . import conf
 from .core.names import check_queue_name
-from .exceptions import InvalidName
+from .core.payload import encode
+from .exceptions import InvalidArgument, InvalidName
 from .layers.options import LayerOptions
 from .models import Record, sql
 
@@ -131,6 +132,34 @@ def check_tasks(app_configs: object = None, **kwargs: Any) -> Iterator[CheckMess
                     hint="Rename the queue here and where tasks name it.",
                     id="echomq.E005",
                 )
+
+
+@register()
+def check_schedule(app_configs: object = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Every recurring job has an expression that comes true, and a task that can be enqueued."""
+    try:
+        ours = conf.current().SCHEDULE
+    except ImproperlyConfigured:
+        return  # check_settings says so
+    if not ours:
+        return
+    # With no recurring jobs, a project without tasks needs nothing of this.
+    from .jobs import schedule
+    from .jobs.backend import EchoMQBackend
+
+    for name, given in ours.items():
+        try:
+            entry = schedule.entry(name, given)
+            task = entry.prepared()
+            encode({"args": entry.args, "kwargs": entry.kwargs}, what="args and kwargs")
+            if not isinstance(task.get_backend(), EchoMQBackend):
+                raise InvalidArgument(f"{given['task']} has another backend than EchoMQ's.")
+        except Exception as error:  # noqa: BLE001  (an import may raise anything)
+            yield checks.Error(
+                f"ECHOMQ['SCHEDULE'][{name!r}]: {error}",
+                hint="docs/jobs.md says what a schedule may hold.",
+                id="echomq.E009",
+            )
 
 
 @register()

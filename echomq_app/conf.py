@@ -23,6 +23,18 @@ RULES = {
 }
 """Settings that are code of the project's."""
 
+MISSED = ("skip", "once", "all")
+_SCHEDULE_KEYS: dict[str, type | tuple[type, ...]] = {
+    "task": str,
+    "cron": str,
+    "args": (list, tuple),
+    "kwargs": dict,
+    "queue": str,
+    "priority": int,
+    "timezone": str,
+    "missed": str,
+}
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EchoMQSettings:
@@ -76,6 +88,10 @@ class EchoMQSettings:
     TOKEN_MAX_AGE: float = 300.0
     """How long a token for a page without a session cookie is good."""
 
+    SCHEDULE: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Recurring jobs, by name: `{"nightly": {"task": "shop.tasks.report", "cron": "0 2 * * *"}}`;
+    also `args`, `kwargs`, `queue`, `priority`, `timezone`, `missed`."""
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -85,6 +101,7 @@ class EchoMQSettings:
                     f"ECHOMQ[{field.name!r}] has to be a positive number, not {value!r}."
                 )
         _check_retention(self.RETENTION)
+        _check_schedule(self.SCHEDULE)
         for name, form in RULES.items():
             rule = getattr(self, name)
             if not (rule is None or isinstance(rule, str) or callable(rule)):
@@ -136,6 +153,41 @@ def _check_retention(rules: Any) -> None:
                 what = "a count" if limit == "max_records" else "seconds or a timedelta"
                 raise ImproperlyConfigured(
                     f"{where}[{pattern!r}][{limit!r}] has to be {what} above 0, not {value!r}."
+                )
+
+
+def _check_schedule(schedules: Any) -> None:
+    where = 'ECHOMQ["SCHEDULE"]'
+    example = '{"nightly": {"task": "shop.tasks.report", "cron": "0 2 * * *"}}'
+    if not isinstance(schedules, dict):
+        raise ImproperlyConfigured(
+            f"{where} has to be a dict such as {example}, not {schedules!r}."
+        )
+    for name, given in schedules.items():
+        if not (isinstance(name, str) and 1 <= len(name) <= 100 and isinstance(given, dict)):
+            raise ImproperlyConfigured(
+                f"{where} maps names of up to 100 characters to schedules, as in {example}; "
+                f"it has {name!r}: {given!r}."
+            )
+        for key, value in given.items():
+            kind = _SCHEDULE_KEYS.get(key)
+            if kind is None:
+                known = ", ".join(_SCHEDULE_KEYS)
+                raise ImproperlyConfigured(f"{where}[{name!r}] has {key!r}. There are: {known}.")
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ImproperlyConfigured(f"{where}[{name!r}][{key!r}] can't be {value!r}.")
+        for key in ("task", "cron"):
+            if key not in given:
+                raise ImproperlyConfigured(f"{where}[{name!r}] has no {key!r}, as in {example}.")
+        if given.get("missed", "once") not in MISSED:
+            raise ImproperlyConfigured(
+                f"{where}[{name!r}]['missed'] is one of {', '.join(MISSED)}, "
+                f"not {given['missed']!r}."
+            )
+        for key, most in (("task", 500), ("cron", 200), ("timezone", 64)):
+            if len(given.get(key, "")) > most:
+                raise ImproperlyConfigured(
+                    f"{where}[{name!r}][{key!r}] has more than {most} characters."
                 )
 
 

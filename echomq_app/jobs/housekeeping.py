@@ -1,9 +1,9 @@
 """What some worker has to do now and then, for everybody: every worker does it.
 
-Promote scheduled jobs that are due, take jobs away from workers whose lease has run
-out, cancel jobs that went back to the queue after somebody had asked, delete jobs whose
-retention is over, trim streams, forget old workers. All of it may run in any number of
-workers at once.
+Promote scheduled jobs that are due, enqueue recurring ones, take jobs away from workers
+whose lease has run out, cancel jobs that went back to the queue after somebody had asked,
+delete jobs whose retention is over, trim streams, forget old workers. All of it may run in
+any number of workers at once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..core.names import queue_wake_group
 from ..exceptions import WorkerLost
 from ..models import trimming
 from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
-from ..models.times import now
+from ..models.times import now, now_as_django
 from ..models.worker import Worker
-from . import journal, retention
+from . import journal, retention, schedule
 from .connections import service_connection
 from .control import cancel_waiting
 from .outcomes import Ending, Outcome, error_record
@@ -59,6 +59,7 @@ class Housekeeper:
         self._on_ready = on_ready
         self._wakeup = Wakeup()
         self._next_retention = time.monotonic() + RETENTION_INTERVAL
+        self._schedules: list[schedule.Entry] | None = None
         self._thread = threading.Thread(target=self._run, name="echomq-housekeeper", daemon=True)
 
     def start(self) -> None:
@@ -76,6 +77,8 @@ class Housekeeper:
         with service as persistent:
             while not self._wakeup.closed:
                 pause = persistent.attempt("promote", self._promote, default=self._interval)
+                tick = persistent.attempt("schedule", self._tick, default=self._interval)
+                pause = min(pause, tick)
                 persistent.attempt("rescue", self._rescue, default=None)
                 persistent.attempt("sweep", self._sweep, default=None)
                 if time.monotonic() >= self._next_retention:
@@ -96,6 +99,17 @@ class Housekeeper:
                 soonest = min(soonest, (next_due - timezone.now()).total_seconds())
         return max(0.01, soonest)
 
+    def _tick(self) -> float:
+        """Enqueue recurring jobs that are due; return the seconds to the next one."""
+        if self._schedules is None:
+            found = schedule.configured()
+            schedule.sync(self._using, found, now())
+            self._schedules = found
+        if not self._schedules:
+            return self._interval
+        next_in = schedule.run_due(self._using, self._schedules, now())
+        return self._interval if next_in is None else max(0.01, min(next_in, self._interval))
+
     def _rescue(self) -> None:
         if rescue(self._using):
             self._on_ready()
@@ -113,7 +127,7 @@ class Housekeeper:
 
 def promote(using: str, queues: Collection[str]) -> set[str]:
     """Make scheduled jobs ready whose time has come; return their queues."""
-    due = Job.objects.using(using).in_queues(queues).due(timezone.now())
+    due = Job.objects.using(using).in_queues(queues).due(now_as_django())
     # Without the write lock: most of the time there is nothing to do.
     if not due.exists():
         return set()

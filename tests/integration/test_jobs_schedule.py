@@ -1,0 +1,249 @@
+"""Recurring jobs: one per tick however many look, missed ticks, clocks that change, settings."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from typing import Any
+
+import pytest
+from django.db import transaction
+from pytest_django.fixtures import Settings
+
+from echomq_app import checks
+from echomq_app.exceptions import InvalidArgument
+from echomq_app.jobs import schedule
+from echomq_app.jobs.schedule import Entry
+from echomq_app.models import Job, Schedule
+from tests.databases import concurrently, session
+from tests.integration.jobs import USING, finished, running_worker
+from tests.wait import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOON = dt.datetime(2026, 3, 10, 12, 0, 30, tzinfo=dt.UTC)
+MINUTE = dt.timedelta(minutes=1)
+
+
+def made(name: str = "report", **given: Any) -> Entry:
+    defaults = {
+        "task": "tests.jobtasks.add",
+        "cron": "* * * * *",
+        "timezone": "UTC",
+        "args": [1, 2],
+    }
+    return Entry(name=name, **{**defaults, **given})
+
+
+def row(name: str = "report") -> Schedule:
+    return Schedule.objects.get(pk=name)
+
+
+class TestTicks:
+    def test_one_job_per_tick(self) -> None:
+        ours = [made(queue="mail", priority=7)]
+        schedule.sync(USING, ours, NOON)
+        assert schedule.run_due(USING, ours, NOON) == 30.0  # a new one waits for its first tick
+        assert not Job.objects.exists()
+        at = NOON + MINUTE
+        assert schedule.run_due(USING, ours, at) == 30.0
+        assert schedule.run_due(USING, ours, at) == 30.0
+        job = Job.objects.get()
+        assert (job.task_path, job.queue, job.priority) == ("tests.jobtasks.add", "mail", 7)
+        assert job.arguments == {"args": [1, 2], "kwargs": {}}
+        assert row().last_job_id == job.pk
+        assert row().last_at == NOON.replace(minute=1, second=0)
+        assert row().next_at == NOON.replace(minute=2, second=0)
+
+    def test_many_workers_enqueue_one(self) -> None:
+        ours = [made()]
+        schedule.sync(USING, ours, NOON)
+        for n in range(1, 6):
+            barrier = threading.Barrier(5)
+
+            def look(at: dt.datetime = NOON + n * MINUTE, barrier: Any = barrier) -> object:
+                barrier.wait()
+                return schedule.run_due(USING, ours, at)
+
+            concurrently(*[look] * 5)
+            assert Job.objects.count() == n
+
+    @pytest.mark.postgres
+    def test_a_schedule_that_somebody_is_at_is_passed_over(self) -> None:
+        ours = [made(), made("other")]
+        schedule.sync(USING, ours, NOON)
+        with session() as other:
+            other.execute("BEGIN")
+            other.execute("SELECT 1 FROM echomq_schedule WHERE name = 'report' FOR UPDATE")
+            schedule.run_due(USING, ours, NOON + MINUTE)  # waits for nobody
+            assert Job.objects.count() == 1 and row("other").last_job_id
+            other.execute("ROLLBACK")
+        schedule.run_due(USING, ours, NOON + MINUTE)
+        assert Job.objects.count() == 2
+
+    def test_the_tick_and_its_job_are_one_transaction(self) -> None:
+        ours = [made()]
+        schedule.sync(USING, ours, NOON)
+        with transaction.atomic():
+            schedule.run_due(USING, ours, NOON + MINUTE)
+            assert Job.objects.count() == 1
+            transaction.set_rollback(True)
+        assert not Job.objects.exists() and row().last_at is None
+        schedule.run_due(USING, ours, NOON + MINUTE)
+        assert Job.objects.count() == 1
+
+    def test_a_task_that_cannot_be_enqueued_is_told_and_the_next_tick_comes(self) -> None:
+        ours = [made(task="tests.jobtasks.gone"), made("good")]
+        schedule.sync(USING, ours, NOON)
+        schedule.run_due(USING, ours, NOON + MINUTE)
+        assert Job.objects.count() == 1
+        assert "gone" in row().last_error and row().next_at == NOON.replace(minute=2, second=0)
+        schedule.run_due(USING, [made()], NOON + 2 * MINUTE)
+        assert row().last_error == "" and Job.objects.count() == 2
+
+    def test_a_worker_runs_them(self, settings: Settings) -> None:
+        settings.ECHOMQ = {
+            "SCHEDULE": {
+                "often": {"task": "tests.jobtasks.add", "cron": "* * * * * *", "args": [1, 2]}
+            }
+        }
+        with running_worker():
+            wait_until(Job.objects.exists)
+            job = finished(str(Job.objects.order_by("pk").first().pk))  # type: ignore[union-attr]
+        assert job.state == "completed"
+
+
+class TestMissed:
+    @pytest.mark.parametrize(
+        ("missed", "down", "jobs"),
+        [
+            ("skip", 5, 1),  # the last tick is on time, those before it were missed
+            ("once", 5, 1),
+            ("all", 5, 5),
+            ("all", 500_000, schedule.MISSED_MAX),
+            ("once", 500_000, 1),
+        ],
+    )
+    def test_by_policy(self, missed: str, down: int, jobs: int) -> None:
+        ours = [made(missed=missed)]
+        schedule.sync(USING, ours, NOON)
+        at = NOON + down * MINUTE
+        schedule.run_due(USING, ours, at)
+        assert Job.objects.count() == jobs
+        assert row().last_at == at.replace(second=0)
+        assert row().next_at == at.replace(second=0) + MINUTE
+
+    @pytest.mark.parametrize(("missed", "jobs"), [("skip", 0), ("once", 1), ("all", 1)])
+    def test_the_last_one_too(self, missed: str, jobs: int) -> None:
+        ours = [made(cron="0 13 * * *", missed=missed)]
+        schedule.sync(USING, ours, NOON)
+        schedule.run_due(USING, ours, NOON + dt.timedelta(hours=3))
+        assert Job.objects.count() == jobs
+        assert row().next_at == dt.datetime(2026, 3, 11, 13, tzinfo=dt.UTC)
+
+
+class TestSettings:
+    def test_a_changed_expression_counts_from_now(self) -> None:
+        schedule.sync(USING, [made()], NOON)
+        hourly = [made(cron="0 * * * *")]
+        schedule.sync(USING, hourly, NOON)
+        assert row().next_at == NOON.replace(hour=13, minute=0, second=0)
+        # A worker of the deploy before leaves it alone.
+        schedule.run_due(USING, [made()], NOON + dt.timedelta(hours=1))
+        assert not Job.objects.exists()
+        schedule.run_due(USING, hourly, NOON + dt.timedelta(hours=1))
+        assert Job.objects.count() == 1
+        schedule.sync(USING, [made(cron="0 * * * *", timezone="Asia/Kathmandu")], NOON)
+        assert row().next_at == NOON.replace(hour=12, minute=15, second=0)
+
+    def test_an_unchanged_one_keeps_its_tick(self) -> None:
+        schedule.sync(USING, [made()], NOON)
+        schedule.sync(USING, [made(args=[5, 6])], NOON + 5 * MINUTE)
+        assert row().next_at == NOON.replace(minute=1, second=0)
+
+    def test_a_removed_one_goes_and_is_not_brought_back_by_an_older_worker(self) -> None:
+        schedule.sync(USING, [made(), made("other")], NOON)
+        schedule.sync(USING, [made("other")], NOON)
+        assert list(Schedule.objects.values_list("pk", flat=True)) == ["other"]
+        schedule.run_due(USING, [made(), made("other")], NOON + MINUTE)
+        assert Schedule.objects.count() == 1 and Job.objects.count() == 1
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"cron": "every day"},
+            {"cron": "* * * *"},
+            {"cron": "61 * * * *"},
+            {"cron": "0 0 30 2 *"},
+            {"timezone": "Europe/Atlantis"},
+            {"task": "tests.jobtasks.gone"},
+            {"task": "tests.jobtasks.not_a_task"},
+            {"args": [object()]},
+            {"queue": "no queue name"},
+            {"priority": 1000},
+        ],
+    )
+    def test_what_is_wrong_is_found_by_a_check(
+        self, settings: Settings, wrong: dict[str, Any]
+    ) -> None:
+        right = {"task": "tests.jobtasks.add", "cron": "0 2 * * *", "args": [1, 2]}
+        settings.ECHOMQ = {"SCHEDULE": {"good": right}}
+        assert list(checks.check_schedule()) == []
+        settings.ECHOMQ = {"SCHEDULE": {"good": right, "bad": {**right, **wrong}}}
+        (found,) = checks.check_schedule()
+        assert found.id == "echomq.E009" and "'bad'" in found.msg
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            [],
+            {"x": "0 2 * * *"},
+            {"x": {"task": "a.b"}},
+            {"x": {"cron": "0 2 * * *"}},
+            {"x": {"task": "a.b", "cron": "0 2 * * *", "missed": "never"}},
+            {"x": {"task": "a.b", "cron": "0 2 * * *", "priority": True}},
+            {"x": {"task": "a.b", "cron": "0 2 * * *", "every": 5}},
+            {"x" * 101: {"task": "a.b", "cron": "0 2 * * *"}},
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, settings: Settings, wrong: Any) -> None:
+        settings.ECHOMQ = {"SCHEDULE": wrong}
+        assert [message.id for message in checks.check_settings()] == ["echomq.E001"]
+        assert list(checks.check_schedule()) == []
+
+
+class TestClocks:
+    """Berlin goes from 02:00 to 03:00 on 29 March 2026, and from 03:00 to 02:00 on 25 October."""
+
+    def ticks(self, cron: str, start: str, count: int) -> list[str]:
+        one = made(cron=cron, timezone="Europe/Berlin")
+        found, moment = [], dt.datetime.fromisoformat(start)
+        for _ in range(count):
+            following = one.after(moment)
+            assert following is not None and following > moment
+            moment = following
+            found.append(moment.strftime("%d %H:%M"))
+        return found
+
+    def test_a_time_that_is_left_out_comes_right_after(self) -> None:
+        found = self.ticks("30 2 * * *", "2026-03-28T00:00:00+00:00", 3)
+        assert found == ["28 01:30", "29 01:00", "30 00:30"]
+
+    def test_a_time_that_comes_twice_is_taken_once(self) -> None:
+        found = self.ticks("30 2 * * *", "2026-10-24T12:00:00+00:00", 2)
+        assert found == ["25 00:30", "26 01:30"]
+        # A worker that starts in the second of the two hours.
+        assert self.ticks("30 2 * * *", "2026-10-25T01:10:00+00:00", 1) == ["26 01:30"]
+
+    def test_an_interval_follows_the_real_time(self) -> None:
+        found = self.ticks("*/30 * * * *", "2026-10-25T00:15:00+00:00", 4)
+        assert found == ["25 00:30", "25 01:00", "25 01:30", "25 02:00"]
+        found = self.ticks("*/30 * * * *", "2026-03-29T00:15:00+00:00", 3)
+        assert found == ["29 00:30", "29 01:00", "29 01:30"]
+
+
+def test_an_entry_says_what_is_wrong() -> None:
+    with pytest.raises(InvalidArgument, match="five fields"):
+        made(cron="soon")
+    with pytest.raises(InvalidArgument, match="Atlantis"):
+        made(timezone="Europe/Atlantis")
