@@ -48,6 +48,9 @@ class Filter:
         return item.matches(self.types, self.key)
 
 
+EVERYTHING = Filter()
+
+
 class _Labels(msgspec.Struct):
     """What a filter asks about."""
 

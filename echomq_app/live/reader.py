@@ -19,8 +19,9 @@ from ..exceptions import CursorInvalid
 from .items import Filter, Item, Mask
 
 if TYPE_CHECKING:
+    from .life import Life
     from .pages import LoadedPage
-    from .tail import Life, StreamTail
+    from .tail import StreamTail
 
 SCAN = 2_000
 """Items that one `take` looks at: a filter that matches nothing must not hold the loop."""
@@ -103,10 +104,10 @@ class Reader:
         life, tail = self._life, self._tail
         recovered = True
         if place == "first":
-            self._move(life.first, await tail.tail_before(life, life.first))
+            self._move(life.first, await tail.pages.tail_before(life, life.first))
         elif place not in ("head", None):
             cursor, _, _ = requested_cursor(place)
-            before = "" if cursor is None else await tail.tail_before(life, cursor)
+            before = "" if cursor is None else await tail.pages.tail_before(life, cursor)
             error = verify(
                 Place(
                     stream=tail.name,
@@ -224,7 +225,7 @@ class Reader:
             return None
         page = self._page
         if page is None or not self._only or not page.start <= cursor < page.end:
-            page = self._tail.page_at(life, cursor, self._only, self._page_came)
+            page = self._tail.pages.at(life, cursor, self._only, self._page_came)
         self._page = page if self._only else None  # of no use to other readers
         self._waits = page is None
         if page is None:
@@ -238,7 +239,7 @@ class Reader:
         if page.end <= cursor:
             # Records that were committed are gone, and nobody moved `first_position`.
             return "diverged"
-        self._tail.prefetch(life, page.end, self._only)
+        self._tail.pages.prefetch(life, page.end, self._only)
         items = page.at(cursor)
         if len(items) > limit:
             items = items[:limit]

@@ -13,7 +13,7 @@ from django.db import OperationalError, connections
 from django.db.backends.utils import CursorWrapper
 from pytest_django.fixtures import Settings
 
-from echomq_app.live import tail as tails
+from echomq_app.live import life as lives
 from echomq_app.live.consumers import EchoConsumer
 from echomq_app.live.hub import Batch, Expired, Reader, hub_of_this_loop
 from echomq_app.live.threads import DatabaseThreads
@@ -131,7 +131,7 @@ async def test_a_token_newer_than_what_the_hub_has_seen_is_no_token_ahead(
 
 
 async def test_readers_that_never_read_hold_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "RING_RECORDS", 100)
+    monkeypatch.setattr(lives, "RING_RECORDS", 100)
     await fill("orders", 1)
     stuck = await Page().open("orders")
     quick = await Page().open("orders")
@@ -148,13 +148,13 @@ async def test_readers_that_never_read_hold_a_cursor(monkeypatch: pytest.MonkeyP
 
 
 async def test_the_ring_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "RING_BYTES", 100_000)
+    monkeypatch.setattr(lives, "RING_BYTES", 100_000)
     page = await Page().open("orders")
     await Stream("orders").aappend_many([{"data": "x" * 10_000} for _ in range(50)])
     await page.read_to(50)
-    life = page.reader._life
-    assert life.ring_bytes <= 100_000
-    assert life.ring_bytes == sum(len(item.raw) for item in life.ring.slice(life.ring.first))
+    its = page.reader._life
+    assert its.ring_bytes <= 100_000
+    assert its.ring_bytes == sum(len(item.raw) for item in its.ring.slice(its.ring.first))
     page.reader.close()
 
 
@@ -182,7 +182,9 @@ async def test_a_database_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPat
 
     live = await Page().open("orders")
     monkeypatch.setattr(paging, "read_stored_page", failing)
-    monkeypatch.setattr("echomq_app.live.tail.full_jitter", lambda *args, **more: 0.01)
+    for module in ("tail", "stream_pages"):
+        jitter = f"echomq_app.live.{module}.full_jitter"
+        monkeypatch.setattr(jitter, lambda *args, **more: 0.01)
     await fill("orders", 10)
     opening = asyncio.ensure_future(Page().open("orders", 5))
     await asyncio.sleep(0.1)

@@ -68,7 +68,7 @@ async def test_ahead_by_a_single_record(place: Any) -> None:
 
 async def test_a_token_that_is_newer_than_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a burst the tail is some pages behind: what it has not read yet is not ahead."""
-    monkeypatch.setattr("echomq_app.live.tail.PAGE_SIZES", (4, 4))
+    monkeypatch.setattr("echomq_app.live.stream_pages.PAGE_SIZES", (4, 4))
     hub = hub_of_this_loop()
     follows = await hub.open("orders", wake=bool)
     await fill("orders", 50)
@@ -134,7 +134,7 @@ async def test_pages_are_not_read_for_ever_for_a_stream_that_nobody_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await fill("orders", 300)
-    monkeypatch.setattr("echomq_app.live.tail.full_jitter", lambda *args, **more: 0.01)
+    monkeypatch.setattr("echomq_app.live.stream_pages.full_jitter", lambda *args, **more: 0.01)
     hub = hub_of_this_loop()
     reader = await hub.open("orders", 0, wake=bool)
 

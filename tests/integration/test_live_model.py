@@ -30,6 +30,7 @@ from hypothesis.stateful import (
 from echomq_app import engine
 from echomq_app.core.records import StreamRecord
 from echomq_app.exceptions import UnknownStream
+from echomq_app.live import life, stream_pages
 from echomq_app.live import reader as readers
 from echomq_app.live import tail as tails
 from echomq_app.live.hub import Batch, Expired, Hub, Reader
@@ -132,14 +133,15 @@ class HubMachine(RuleBasedStateMachine):
         self.patch.setattr(
             "echomq_app.live.tail.engine.waiter", lambda *groups: engine.WakeWaiter((), id, id)
         )
-        self.patch.setattr(tails, "full_jitter", lambda *args, **more: 0)
+        for module in (tails, stream_pages):
+            self.patch.setattr(module, "full_jitter", lambda *args, **more: 0)
         for module, name, value in (
-            (tails, "RING_RECORDS", 6),
-            (tails, "RING_BYTES", 3_000),
+            (life, "RING_RECORDS", 6),
+            (life, "RING_BYTES", 3_000),
             (tails, "PACE", 0),
-            (tails, "PAGE_SIZES", (2, 4)),
-            (tails, "SMALL_PAGE", 1_200),
-            (tails, "LARGE_PAGE", 1_500),
+            (stream_pages, "PAGE_SIZES", (2, 4)),
+            (stream_pages, "SMALL_PAGE", 1_200),
+            (stream_pages, "LARGE_PAGE", 1_500),
             (readers, "SCAN", 5),
             (readers, "SKIPPED", 3),
         ):

@@ -1,0 +1,47 @@
+"""One life of a stream, as far as this process has seen it: its newest records, in a ring."""
+
+from __future__ import annotations
+
+from ..core.records import token_of
+from ..core.ring import RingBuffer
+from .items import Item
+
+RING_RECORDS = 5_000
+RING_BYTES = 8_000_000
+
+
+class Life:
+    """Ends when the stream is deleted and made anew, restored, or its history replaced."""
+
+    __slots__ = ("ended", "epoch", "first", "head_tail", "ring", "ring_bytes")
+
+    def __init__(self, epoch: str, first: int, head: int, head_tail: str) -> None:
+        self.ended = ""
+        """Why it is over: `epoch`, `diverged`, `ahead` or `trimmed`."""
+        self.epoch = epoch
+        self.first = first
+        self.head_tail = head_tail
+        self.ring: RingBuffer[Item] = RingBuffer(RING_RECORDS, start=head)
+        self.ring_bytes = 0
+
+    @property
+    def head(self) -> int:
+        return self.ring.write_cursor
+
+    @property
+    def token(self) -> str:
+        return token_of(self.epoch, self.head, self.head_tail)
+
+    def add(self, items: list[Item]) -> None:
+        """Take new items into the ring, and let the oldest go by number and by bytes."""
+        ring = self.ring
+        for item in items:
+            if len(ring) == ring.size:
+                self.ring_bytes -= len(ring.slice(ring.first, 1)[0].raw)
+            ring.append(item)
+            self.ring_bytes += len(item.raw)
+        while self.ring_bytes > RING_BYTES and len(ring) > 1:
+            self.ring_bytes -= len(ring.slice(ring.first, 1)[0].raw)
+            ring.discard_below(ring.first + 1)
+        if items:
+            self.head_tail = items[-1].tail
