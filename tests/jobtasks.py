@@ -236,6 +236,12 @@ def holds_on(context: JobContext, trace: str) -> None:
     context.check()
 
 
+@task
+def mark_the_start(trace: str) -> None:
+    """Mark the machine's monotonic clock."""
+    mark(trace, repr(time.monotonic()))
+
+
 @task(takes_context=True)
 def mark_the_cancel(context: JobContext, trace: str) -> None:
     """Mark the start, and the machine's monotonic clock when the token is cancelled."""

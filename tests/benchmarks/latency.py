@@ -1,9 +1,10 @@
-"""Milliseconds from `control.cancel` in one process to the handler's token in another.
+"""Milliseconds from one process to a handler in another: to its start, and to its cancel.
 
-    python -m tests.benchmarks cancel-latency --json
+    python -m tests.benchmarks latency --json
 
-With Redis the wake-up arrives over the channel layer; without it the worker reads the
-cancel requests every half second, so the expected figure is a quarter of a second.
+From `enqueue` to the handler's first line, and from `control.cancel` to its token. With Redis
+the wake-up arrives over the channel layer; without it the worker polls: for jobs every second,
+for cancel requests every half second, so half of that is expected.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,12 @@ from .figures import alternate, compare
 
 OURS, POLLED = "with Redis", "without Redis"
 QUEUES = {OURS: "wired", POLLED: "polled"}
-CANCELS = 10
+TIMES = 10
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def run(*, rounds: int, quick: bool, database: str = "postgres") -> dict[str, Any]:
-    """Cancel running jobs one by one, with and without Redis in turn."""
+    """Start and cancel jobs one by one, with and without Redis in turn."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(private_folder())
         redis = stack.enter_context(private_redis())
@@ -40,33 +41,52 @@ def run(*, rounds: int, quick: bool, database: str = "postgres") -> dict[str, An
         stack.enter_context(django_on(database, durable=not quick))
         stack.enter_context(_worker(QUEUES[OURS], redis.url))
         stack.enter_context(_worker(QUEUES[POLLED], ""))
-        contenders = {name: partial(_latency, queue, folder) for name, queue in QUEUES.items()}
-        figures = alternate(contenders, rounds * (2 if quick else CANCELS))
+        number = rounds * (2 if quick else TIMES)
+        cases = [
+            _case("cancel", {n: partial(_cancel, q, folder) for n, q in QUEUES.items()}, number),
+            _case("start", {n: partial(_start, q, folder) for n, q in QUEUES.items()}, number),
+        ]
         from echomq_app import engine
 
         engine.stop()
-    return {
-        "name": "cancel-latency",
-        **compare(figures, unit="ms", ours=OURS),
-        "p95": {name: round(_p95(values), 1) for name, values in figures.items()},
-        "rounds": rounds,
-        "database": database,
-    }
+    top = {key: value for key, value in cases[0].items() if key != "case"}
+    return {"name": "latency", **top, "rounds": rounds, "cases": cases, "database": database}
 
 
-def _latency(queue: str, folder: Path) -> float:
+def _case(name: str, contenders: dict[str, Callable[[], float]], number: int) -> dict[str, Any]:
+    figures = alternate(contenders, number)
+    p95 = {contender: round(_p95(values), 1) for contender, values in figures.items()}
+    return {"case": name, **compare(figures, unit="ms", ours=OURS), "p95": p95}
+
+
+def _cancel(queue: str, folder: Path) -> float:
     from echomq_app.jobs import control
     from tests.jobtasks import mark_the_cancel, marks
 
     trace = folder / f"{time.monotonic_ns()}"
     id = mark_the_cancel.using(queue_name=queue).enqueue(str(trace)).id
     wait_until(lambda: marks(trace), 30, "the handler runs")
-    # At any moment between two polls, and not always just after one.
-    time.sleep(0.1 + time.monotonic_ns() % 500 / 1000)
+    _pause()
     asked = time.monotonic()
     control.cancel(id, "measured")
     wait_until(lambda: len(marks(trace)) > 1, 30, "the handler sees the cancel")
     return (float(marks(trace)[1]) - asked) * 1000
+
+
+def _start(queue: str, folder: Path) -> float:
+    from tests.jobtasks import mark_the_start, marks
+
+    trace = folder / f"{time.monotonic_ns()}"
+    _pause()
+    asked = time.monotonic()
+    mark_the_start.using(queue_name=queue).enqueue(str(trace))
+    wait_until(lambda: marks(trace), 30, "the handler runs")
+    return (float(marks(trace)[0]) - asked) * 1000
+
+
+def _pause() -> None:
+    """Come at any moment between two polls, and not always just after one."""
+    time.sleep(0.1 + time.monotonic_ns() % 500 / 1000)
 
 
 def _p95(values: list[float]) -> float:
