@@ -14,7 +14,7 @@ import pytest
 
 from echomq_app import engine
 from echomq_app.core.echo.node import EchoNode
-from echomq_app.layers import EchoChannelLayer, station
+from echomq_app.layers import EchoChannelLayer, driver
 from echomq_app.layers.stations import forget_all, leave_all
 from tests.layer_transport import Hub, hub, hubs, transport
 from tests.wait import wait_until_async
@@ -102,7 +102,7 @@ def clean_layers(*, redis: bool = True) -> Iterator[None]:
     Nodes introduce themselves in less time than in earnest: tests `meet` where it counts.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(station, "JOIN_GRACE", 0.02)
+        patch.setattr(driver, "JOIN_GRACE", 0.02)
         try:
             yield
         finally:

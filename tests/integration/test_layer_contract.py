@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -738,8 +739,7 @@ async def test_what_comes_in_malformed_kills_nobody(redis_url: str) -> None:
         a, b = await nodes.pair()
         channel = await subscriber(b)
         address = state(b).control
-        assert a._station._links is not None
-        transport = a._station._links.control.layer
+        transport = a._station.links.control.layer
         for junk in (
             {"type": "x"},
             {"type": "echomq.frame", "frame": b""},
@@ -748,7 +748,7 @@ async def test_what_comes_in_malformed_kills_nobody(redis_url: str) -> None:
             {"type": "echomq.frame", "frame": "no base64!"},
             {"type": "echomq.frame", "frame": 5},
         ):
-            await a._station.on_engine(lambda junk=junk: transport.send(address, junk))
+            await a._station.on_engine(partial(transport.send, address, junk))
         await write(a, 1)
         assert await take(b, channel) == [1]
 

@@ -7,7 +7,7 @@ over what has come (`tests.layer_transport`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -66,6 +66,15 @@ def heard_signals() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 async def settled(*layers: EchoChannelLayer) -> None:
     """Wait until everybody has acked everything."""
     await wait_until_async(lambda: all(state(layer).drained() for layer in layers), 30)
+
+
+def reset(layer: EchoChannelLayer) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Give up the links of a node, which makes new ones."""
+
+    async def do() -> None:
+        layer._station.links.reset()
+
+    return do
 
 
 async def failed(layer: EchoChannelLayer) -> None:
@@ -139,8 +148,7 @@ async def test_a_receiver_that_comes_back_with_other_links_goes_on_where_it_was(
     there = await subscriber(b)
     await write(a, 1)
     assert await take(b, there) == [1]
-    assert b._station._links is not None
-    b._station._call(b._station._links.reset)
+    await b._station.on_engine(reset(b))
     await write(a, 2, 3)
     assert await take(b, there, 2) == [2, 3]
 
@@ -155,10 +163,9 @@ async def test_a_sender_that_comes_back_with_other_links_is_acked_there(
     nodes.hub.cut.add(("a", "b"))
     await write(a, 1)
     await wait_until_async(lambda: nodes.hub.sent.count(("a", "b")) > 0, 30)
-    links, old = a._station._links, state(a).control
-    assert links is not None
-    a._station._call(links.reset)
-    await wait_until_async(lambda: state(a).control != old and links.ready, 30)
+    old = state(a).control
+    await a._station.on_engine(reset(a))
+    await wait_until_async(lambda: state(a).control != old and a._station.links.ready, 30)
     nodes.hub.heal()
     acks: list[frames.Ack] = []
     on_frame = state(a).on_frame
@@ -289,8 +296,7 @@ async def test_channels_of_no_node_pass_through_the_transport(nodes: Nodes) -> N
     a, b = await nodes.pair()
     if nodes.kind == "pubsub":  # it delivers to those who are there already
         waiting = asyncio.create_task(b.receive("thumbnails"))
-        assert b._station._links is not None
-        layer = b._station._links.data.layer
+        layer = b._station.links.data.layer
         await wait_until_async(lambda: _subscribed(layer, "thumbnails"), 30)
     else:
         waiting = asyncio.create_task(b.receive("thumbnails"))
