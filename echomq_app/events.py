@@ -16,7 +16,7 @@ and signalled (`signals.publish_failed`). A wrong argument raises, before any I/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from django.db import transaction
 from . import engine
 from .conf import current
 from .core.event import Event, Gap, WireEvent, from_wire, to_wire
+from .core.hint import Hint
 from .core.ids import JobId
 from .core.names import check_queue_name, events_group
 from .feed import EVENTS, Feed
@@ -109,7 +110,8 @@ def publish_on_commit(
     """
     limit = current().MAX_RECORD_BYTES
     wire = [to_wire(event, job_id, data, limit=limit)]
-    transaction.on_commit(partial(_send, check_queue_name(queue), wire), using=using, robust=True)
+    hint = Hint(partial(_send, check_queue_name(queue), wire))
+    transaction.on_commit(hint, using=using, robust=True)
 
 
 def listen(*queues: str, buffer: int = 10_000) -> Feed:
@@ -154,8 +156,15 @@ class _Message(dict[str, Any]):
     size = 0
 
 
+taps: list[Callable[[Event], None]] = []
+"""Who sees each event that this process sends; for tests."""
+
+
 def _send(queue: str, wire: list[WireEvent]) -> int | None:
     message = _Message(type=EVENTS, queue=queue, events=wire)
+    for tap in taps:
+        for event in from_wire(message):
+            tap(event)
     message.size = sum(len(event["data"] or "") + 64 for event in wire)
     return engine.send(events_group(queue), message, merge=_merge)
 

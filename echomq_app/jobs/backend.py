@@ -65,13 +65,7 @@ class EchoMQBackend(BaseTaskBackend):
     def validate_task(self, task: Task) -> None:
         """Refuse a task that can't be stored, or whose options are wrong; at import."""
         super().validate_task(task)
-        try:
-            check_queue_name(task.queue_name)
-            options_of(task, self.options)
-        except (InvalidName, InvalidArgument) as error:
-            raise InvalidTask(str(error)) from error
-        if len(task.module_path) > TASK_PATH_MAX:
-            raise InvalidTask(f"The path of a task has at most {TASK_PATH_MAX} characters.")
+        _validate(task, self.options)
 
     def enqueue(  # type: ignore[override]  # the stubs' result is generic
         self, task: Task, args: Any, kwargs: Any
@@ -176,16 +170,50 @@ class EchoMQBackend(BaseTaskBackend):
 class EchoMQImmediateBackend(ImmediateBackend):
     """Django's ImmediateBackend that takes our `@task(max_attempts=…)` and gives JobContext.
 
-    For development and tests: runs the task inside `enqueue`, once, without a database.
+    For development and tests: runs the task inside `enqueue`, once, without a database. What
+    EchoMQBackend refuses, it refuses.
     """
 
     task_class = EchoMQTask
 
+    def validate_task(self, task: Task) -> None:
+        """See EchoMQBackend."""
+        super().validate_task(task)
+        _validate(task, self.options)
+
+    def enqueue(self, task: Task, args: Any, kwargs: Any) -> Any:
+        """Run the task. Raises `InvalidPayload` as EchoMQBackend does."""
+        _encoded({"args": args, "kwargs": kwargs})
+        return super().enqueue(task, args, kwargs)
+
 
 class EchoMQDummyBackend(DummyBackend):
-    """Django's DummyBackend that takes our `@task(max_attempts=…)`: stores, runs nothing."""
+    """Django's DummyBackend that takes our `@task(max_attempts=…)`: stores, runs nothing.
+
+    What EchoMQBackend refuses, it refuses.
+    """
 
     task_class = EchoMQTask
+
+    def validate_task(self, task: Task) -> None:
+        """See EchoMQBackend."""
+        super().validate_task(task)
+        _validate(task, self.options)
+
+    def enqueue(self, task: Task, args: Any, kwargs: Any) -> Any:
+        """Keep the call. Raises `InvalidPayload` as EchoMQBackend does."""
+        _encoded({"args": args, "kwargs": kwargs})
+        return super().enqueue(task, args, kwargs)
+
+
+def _validate(task: Task, defaults: dict[str, Any]) -> None:
+    try:
+        check_queue_name(task.queue_name)
+        options_of(task, defaults)
+    except (InvalidName, InvalidArgument) as error:
+        raise InvalidTask(str(error)) from error
+    if len(task.module_path) > TASK_PATH_MAX:
+        raise InvalidTask(f"The path of a task has at most {TASK_PATH_MAX} characters.")
 
 
 def _encoded(values: dict[str, Any]) -> bytes:

@@ -201,7 +201,7 @@ class Completer:
                 for entry in settlement.entries
                 if entry.job_id in self._reports
             ]
-        journal.publish([*map(_progress, reports), *settlement.entries])
+        journal.publish([*(progress_entry(*report) for report in reports), *settlement.entries])
         if any(entry.data["state"] == JobState.READY for entry in settlement.entries):
             self._on_ready()
 
@@ -217,7 +217,7 @@ class Completer:
                 [(job.claimed.id, job.claimed.fence, part, note) for job, part, note in reports],
             )
         finally:
-            journal.publish(map(_progress, reports))
+            journal.publish(progress_entry(*report) for report in reports)
 
     def _relay(self) -> None:
         for name in self._queues:
@@ -226,8 +226,8 @@ class Completer:
                 moved = appending.relay(self._using, queue_stream(name), RELAY_BATCH) or 0
 
 
-def _progress(report: tuple[RunningJob, float, str]) -> Entry:
-    job, fraction, note = report
+def progress_entry(job: RunningJob, fraction: float, note: str) -> Entry:
+    """Say how far a job is; for the feed alone."""
     claimed = job.claimed
     data: dict[str, Any] = {
         "id": str(claimed.id),

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from asyncio import CancelledError
+from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -83,15 +84,20 @@ def run_sync(call: Call) -> Outcome | None:
     if time.monotonic() - getattr(_thread, "closed_at", 0.0) > _JUST_NOW:
         close_old_connections()  # else that was done just now, after the last handler
     try:
-        _send(task_started, call)
-        try:
-            value = call.task.func(*call.args, **call.kwargs)
-        except BaseException as error:  # noqa: BLE001
-            return _ended(call, error)
-        return _returned(call, value)
+        return run_here(call, call.task.func)
     finally:
         close_old_connections()
         _thread.closed_at = time.monotonic()
+
+
+def run_here(call: Call, function: Callable[..., Any]) -> Outcome | None:
+    """Call `function` as the handler, with the connections as they are."""
+    _send(task_started, call)
+    try:
+        value = function(*call.args, **call.kwargs)
+    except BaseException as error:  # noqa: BLE001
+        return _ended(call, error)
+    return _returned(call, value)
 
 
 async def run_async(call: Call) -> Outcome | None:

@@ -7,9 +7,9 @@ import datetime as dt
 from collections.abc import Iterable
 from typing import Any
 
-from django.conf import settings
 from django.utils import timezone
 
+from ..conf import project_setting
 from ..models.job import Job, JobState
 from .claims import ClaimedJob
 from .tasks import as_enqueued, task_for
@@ -131,7 +131,7 @@ def result_of_claim(claimed: ClaimedJob, task: Task) -> JobResult:
 
 def as_django(value: dt.datetime) -> dt.datetime:
     """Return an aware time as this project has them: naive with USE_TZ = False."""
-    return value if settings.USE_TZ else timezone.make_naive(value)
+    return value if project_setting("USE_TZ", True) else timezone.make_naive(value)
 
 
 def error_of(record: dict[str, Any]) -> TaskError:

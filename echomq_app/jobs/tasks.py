@@ -56,6 +56,10 @@ class EchoMQTask(Task):
         given = {name: value for name, value in attributes.items() if value is not None}
         return dataclasses.replace(self, **given, **options)
 
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Return itself: it can't be changed, and nor can what it consists of."""
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by path, as Django 6.1 does; here on every Django."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

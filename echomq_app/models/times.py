@@ -9,9 +9,23 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 
+class _Clock:
+    """What time it is; `echomq_app.testing.fake_clock` puts it on."""
+
+    ahead = dt.timedelta()
+
+
+clock = _Clock()
+
+
 def now() -> dt.datetime:
     """Return the time, aware also in a project with `USE_TZ = False`."""
-    return dt.datetime.now(dt.UTC)
+    return dt.datetime.now(dt.UTC) + clock.ahead
+
+
+def now_as_django() -> dt.datetime:
+    """Return the time as the project has times: naive with `USE_TZ = False`."""
+    return timezone.now() + clock.ahead
 
 
 def time_column(vendor: str, column: str) -> str:

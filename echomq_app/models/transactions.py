@@ -9,6 +9,7 @@ from typing import TypeVar
 from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..core.hint import Hint
 from ..exceptions import InsideTransaction, IsolationError
 
 _WRONG_ISOLATION = "EQ001"
@@ -39,7 +40,7 @@ def after_commit(using: str, hint: Callable[[], None]) -> None:
     """
     connection = connections[using]
     if connection.in_atomic_block:
-        transaction.on_commit(hint, using=using, robust=True)
+        transaction.on_commit(Hint(hint), using=using, robust=True)
     else:
         hint()
 
