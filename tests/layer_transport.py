@@ -33,6 +33,8 @@ class Hub:
     cut: set[Way] = dataclasses.field(default_factory=set)
     hangs: set[Way] = dataclasses.field(default_factory=set)
     full: set[str] = dataclasses.field(default_factory=set)
+    slow: float = 0.0
+    """Seconds that every send takes."""
     sent: list[Way] = dataclasses.field(default_factory=list)
 
     def cut_between(self, one: str, other: str) -> None:
@@ -44,6 +46,7 @@ class Hub:
         self.cut.clear()
         self.hangs.clear()
         self.full.clear()
+        self.slow = 0.0
 
     def own(self, node: str, channel: str) -> None:
         """Note whose channel this is. On core, the layer uses it without its local part."""
@@ -57,6 +60,8 @@ class Hub:
         self.sent.append(way)
         if way in self.hangs:
             await asyncio.sleep(3600)
+        if self.slow:
+            await asyncio.sleep(self.slow)
         if way[1] in self.full:
             raise ChannelFull(channel)
 

@@ -25,6 +25,9 @@ logger = logging.getLogger("echomq")
 
 JOIN_GRACE = 0.2
 """Seconds after our own hello came back in which the others' answers come."""
+TRANSPORT_TIMEOUT = 5.0
+"""Seconds that the transport may take for a send, if `call_timeout` isn't longer. An ack may be
+wanted sooner; but to cut a send short costs a connection, and the next one takes longer."""
 FAREWELL_TIMEOUT = 0.5
 LOG_INTERVAL = 10.0
 
@@ -39,9 +42,8 @@ class Driver:
         self._options = options
         self._tick = tick
         self._reset_at = self._refused_at = float("-inf")
-        self.links = Links(
-            transport, timeout=options.call_timeout, take=self._take, on_link=self._on_link
-        )
+        timeout = max(options.call_timeout, TRANSPORT_TIMEOUT)
+        self.links = Links(transport, timeout=timeout, take=self._take, on_link=self._on_link)
 
     async def run(self) -> None:
         """Keep the node going until cancelled."""

@@ -225,6 +225,16 @@ async def test_failed_sends_leave_the_cursor_and_are_retried(nodes: Nodes) -> No
     assert await take(b, there, 2) == [1, 2]
 
 
+async def test_a_transport_that_takes_longer_than_an_ack_may_brings_all(nodes: Nodes) -> None:
+    # To cut such a send short would be to send the same for ever, over new connections.
+    a, b = await nodes.pair(call_timeout=0.1)
+    there = await subscriber(b)
+    nodes.hub.slow = 0.4
+    await write(a, *range(20))
+    assert await take(b, there, 20) == list(range(20))
+    nodes.hub.heal()
+
+
 async def test_a_hung_node_holds_up_nobody(nodes: Nodes) -> None:
     a, b = await nodes.pair(call_timeout=20.0)
     c = nodes.make("c", call_timeout=20.0)
