@@ -26,6 +26,7 @@ from ..core.names import check_queue_name
 from ..core.payload import decode, encode
 from ..exceptions import InvalidArgument, InvalidName, InvalidPayload, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
+from ..models.threads import in_database_thread
 from ..models.times import aware
 from .enqueueing import NewJob, enqueue
 from .options import JobOptions
@@ -151,6 +152,17 @@ class EchoMQBackend(BaseTaskBackend):
         if job is None:
             raise TaskResultDoesNotExist(result_id)
         return result_of(job, self.alias)
+
+    async def aenqueue(  # type: ignore[override]  # as above
+        self, task: Task, args: Any, kwargs: Any
+    ) -> JobResult:
+        """See enqueue()."""
+        # Django's own leaves the connection open, which outside a request nobody closes.
+        return await in_database_thread(self.enqueue, task, args, kwargs)
+
+    async def aget_result(self, result_id: str) -> JobResult:
+        """See get_result()."""
+        return await in_database_thread(self.get_result, result_id)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check OPTIONS. (`echomq_app.checks` looks at QUEUES and the database.)"""
