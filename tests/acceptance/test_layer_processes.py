@@ -111,6 +111,55 @@ asyncio.run(main())
 
 
 @transports
+async def test_from_a_sync_view_a_consumer_and_a_management_command(
+    backend: str, redis_url: str, ear: Ear
+) -> None:
+    program = """
+import django
+from channels.generic.websocket import AsyncWebsocketConsumer
+from channels.testing import HttpCommunicator, WebsocketCommunicator
+from django.core.asgi import get_asgi_application
+from django.core.management import BaseCommand, call_command
+from django.http import HttpResponse
+from django.urls import path
+
+settings.ROOT_URLCONF, settings.ALLOWED_HOSTS = "__main__", ["*"]
+django.setup()
+
+def view(request):
+    send(1)
+    return HttpResponse()
+
+urlpatterns = [path("send/", view)]
+
+class Consumer(AsyncWebsocketConsumer):
+    async def receive(self, text_data):
+        await self.channel_layer.group_send("g", {"type": "x", "n": int(text_data)})
+        await self.close()
+
+class Command(BaseCommand):
+    def handle(self, **options):
+        send(3)
+
+async def main():
+    request = HttpCommunicator(
+        get_asgi_application(), "GET", "/send/", headers=[(b"host", b"test")]
+    )
+    assert (await request.get_response(30))["status"] == 200
+    socket = WebsocketCommunicator(Consumer.as_asgi(), "/")
+    assert (await socket.connect(30))[0]
+    await socket.send_to(text_data="2")
+    assert (await socket.receive_output(30))["type"] == "websocket.close"
+    await socket.disconnect()
+
+asyncio.run(main())
+call_command(Command())
+"""
+    await run(program, backend, redis_url)
+    await ear.hears(1, 2, 3)
+
+
+@transports
 async def test_from_a_forked_child(backend: str, redis_url: str, ear: Ear) -> None:
     program = """
 send(1)

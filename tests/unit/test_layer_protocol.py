@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import psutil
 import pytest
 
 from echomq_app.core.echo import frames
@@ -580,6 +581,24 @@ def test_a_departed_node_costs_nothing_once_it_is_forgotten() -> None:
     assert not node.peers
     assert not node.producers[0].links
     assert len(node.producers[0].ring) == 10
+
+
+def test_a_million_messages_for_a_dead_node_cost_no_more_than_a_ring_of_them() -> None:
+    node = EchoNode("a", "a", Rules(buffer_size=10_000), 0.0, lambda: 0.0)
+    other = EchoNode("b", "b", Rules(), 0.0, lambda: 0.0)
+    for hello in other.announce(0.0):
+        assert isinstance(hello, Broadcast)
+        node.on_frame(msgspec.structs.replace(hello.frame, expected={"a": {0: 0}}), 0.0)
+    memory = psutil.Process().memory_info
+    for number in range(1_000_000):
+        node.write(0, ("g", b"%d" % number))
+        if number % 10_000 == 0:
+            node.flush(0.0)  # it never answers
+        if number == 50_000:
+            full = memory().rss
+    grown = memory().rss - full
+    assert node.producers[0].lag("b") == 1_000_000
+    assert grown < 20_000_000  # bytes; kept, they would be 100,000,000
 
 
 def test_what_a_receiver_remembers_is_bounded_and_forgetting_is_no_amnesty() -> None:
