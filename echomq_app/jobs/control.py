@@ -1,4 +1,4 @@
-"""Cancel and retry jobs, from anywhere that reaches the database.
+"""Cancel and retry jobs, pause queues, from anywhere that reaches the database.
 
     from echomq_app.jobs import control
 
@@ -31,6 +31,24 @@ from ..models.times import now, stored
 from ..models.transactions import after_commit
 from . import journal
 from .journal import Entry
+from .pausing import PausedQueue, apause, apaused, aresume, pause, paused, resume
+
+__all__ = [
+    "CancelAnswer",
+    "PausedQueue",
+    "RetryAnswer",
+    "acancel",
+    "apause",
+    "apaused",
+    "aresume",
+    "aretry",
+    "cancel",
+    "cancel_waiting",
+    "pause",
+    "paused",
+    "resume",
+    "retry",
+]
 
 CancelAnswer = Literal["cancelled", "requested", "finished"]
 RetryAnswer = Literal["retried", "unfinished", "completed", "duplicate"]

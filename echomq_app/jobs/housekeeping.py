@@ -24,6 +24,7 @@ from ..core.names import queue_wake_group
 from ..exceptions import WorkerLost
 from ..models import trimming
 from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
+from ..models.queue import Queue
 from ..models.times import now, now_as_django
 from ..models.worker import Worker
 from . import journal, retention, schedule
@@ -104,6 +105,7 @@ class Housekeeper:
         if self._schedules is None:
             found = schedule.configured()
             schedule.sync(self._using, found, now())
+            Queue.objects.using(self._using).ensure(self._queues)
             self._schedules = found
         if not self._schedules:
             return self._interval
