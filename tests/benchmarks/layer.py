@@ -4,7 +4,7 @@
 
 One async sender, one receiver in another process, the same message (10 bytes of text), the
 same Redis. Counted is what arrived, divided by the time from the first call until the
-receiver says that it has the last one. `ratios` compare ours (batch_interval 0.1) over each
+receiver has the last one. `ratios` compare ours (batch_interval 0.1) over each
 transport with that transport alone, `ratios_without_interval` with batch_interval 0. Ours is
 also acked by then, and the sender waits when its buffer is more than half full of what
 isn't. The bare layers get room for every message, so they lose none.
@@ -34,12 +34,13 @@ from tests.servers import private_redis
 from tests.wait import wait_until_async
 
 from .figures import alternate
-from .layer_receiving import Ear, ear
+from .receiving import Receiver, receiver
 
 ECHO = "echomq_app.layers.EchoChannelLayer"
 BARE = {"core": CORE, "pubsub": PUBSUB}
 COUNTS = {"core": 1000, "pubsub": 5000, "ours": 100_000, "each": 3000}
 HUNG_TURNS = 5
+GROUP = "bench"
 Spec = dict[str, Any]
 
 
@@ -123,7 +124,7 @@ class _Contest:
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> _Contest:
-        self._ear: Ear = self._stack.enter_context(ear(self.spec))
+        self._ear: Receiver = self._stack.enter_context(receiver(self.spec, GROUP))
         self._layer: Any = import_string(self.spec["BACKEND"])(**self.spec["CONFIG"])
         self._runner.run(self._join())
         return self
@@ -141,9 +142,9 @@ class _Contest:
         self._ear.expect(self.count)
         began = time.monotonic()
         self._runner.run(self._send(self.count))
-        arrived = self._ear.result()
+        arrived, at = self._ear.result()
         self.delivered = min(self.delivered, arrived / self.count)
-        return arrived / (time.monotonic() - began)
+        return arrived / (at - began)
 
     def round_trips(self, count: int) -> dict[str, float]:
         """Return medians and 99th percentiles in milliseconds, idle and under load."""
@@ -162,7 +163,7 @@ class _Contest:
     async def _send(self, count: int) -> None:
         lag = self._lag()
         for number in range(count):
-            await self._layer.group_send("bench", {"type": "x", "n": number, "text": "0123456789"})
+            await self._layer.group_send(GROUP, {"type": "x", "n": number, "text": "0123456789"})
             if number % 50 == 0:
                 await wait_until_async(lambda: lag() <= 5000, 60, poll=0.001)
                 await asyncio.sleep(0)
@@ -185,7 +186,7 @@ class _Contest:
         for number in range(count):
             await asyncio.sleep(pause)
             began = time.monotonic()
-            await self._layer.group_send("bench", {"type": "x", "ping": number})
+            await self._layer.group_send(GROUP, {"type": "x", "ping": number})
             while (await self._layer.receive(self._channel))["pong"] != number:
                 pass
             times.append(time.monotonic() - began)
@@ -198,7 +199,7 @@ class _Contest:
         """Send a few hundred messages a second, for ever."""
         while True:
             for number in range(10):
-                await self._layer.group_send("bench", {"type": "x", "m": number})
+                await self._layer.group_send(GROUP, {"type": "x", "m": number})
             await asyncio.sleep(0.03)
 
 
@@ -212,7 +213,7 @@ def _hung_peer(backend: str, url: str, calls: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         contest = stack.enter_context(_Contest(spec, calls))
-        second = stack.enter_context(ear(spec))
+        second = stack.enter_context(receiver(spec, GROUP))
         contest.rate()
         times: dict[str, list[float]] = {"well": [], "hung": []}
         for _ in range(HUNG_TURNS):  # in turn: what disturbs the machine then hits both
@@ -229,7 +230,7 @@ def _hung_peer(backend: str, url: str, calls: int) -> dict[str, float]:
 
 
 async def _time_calls(contest: _Contest, calls: int) -> list[float]:
-    send = partial(contest._layer.group_send, "bench", {"type": "x", "m": 1})
+    send = partial(contest._layer.group_send, GROUP, {"type": "x", "m": 1})
     times = []
     for _ in range(calls):
         began = time.perf_counter()

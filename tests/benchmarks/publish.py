@@ -50,10 +50,11 @@ def _measure(backend: str, url: str, rounds: int, quick: bool) -> dict[str, Any]
     from echomq_app.core.names import events_group
     from tests.layers import channel_layers, use_layers
 
+    config = {"hosts": [{"address": url, "socket_timeout": None}]}
     shares: dict[str, list[float]] = {name: [] for name in EVENTS}
     with (
         use_layers(channel_layers(backend, url), PUBLISH_BACKLOG=100_000),
-        receiver(backend, url, events_group(QUEUE)) as heard,
+        receiver({"BACKEND": backend, "CONFIG": config}, events_group(QUEUE)) as heard,
     ):
         contenders = {
             name: partial(_rate, call, EVENTS[name] // (10 if quick else 1), heard, shares[name])
