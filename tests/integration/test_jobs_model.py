@@ -547,12 +547,13 @@ def _outcome(job: ClaimedJob, how: str) -> Outcome:
     }[how]()
 
 
+@pytest.mark.timeout(900)
 def test_any_sequence_of_steps(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "echomq.jobs")
     run_state_machine_as_test(
         JobsMachine,
         settings=settings(
-            max_examples=settings().max_examples // (2 if on_postgres() else 1),
+            max_examples=settings().max_examples // (3 if on_postgres() else 2),
             stateful_step_count=10,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
