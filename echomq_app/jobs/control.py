@@ -11,12 +11,13 @@ decides when to stop. Neither waits for the job's row, whoever holds it.
 
 from __future__ import annotations
 
-import datetime as dt
+import dataclasses
+from collections import Counter
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-from django.db import IntegrityError, connections, router, transaction
-from django.db.models import F
+from django.db import IntegrityError, router, transaction
+from django.db.models import F, Q
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
@@ -25,24 +26,26 @@ from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..core.payload import encode
 from ..exceptions import InvalidArgument, InvalidPayload, UnknownJob
-from ..models.job import CancelRequest, Job, JobState
+from ..models.job import ACTIVE, KIND_MAX, CancelRequest, Job, JobState
 from ..models.threads import in_database_thread
-from ..models.times import now, stored
 from ..models.transactions import after_commit
 from . import journal
-from .journal import Entry
+from .cancelling import CancelAnswer, cancel_batch, cancel_one, cancel_waiting, record_step
 from .pausing import PausedQueue, apause, apaused, aresume, pause, paused, resume
 
 __all__ = [
     "CancelAnswer",
+    "CancelledMany",
     "PausedQueue",
     "RetryAnswer",
     "acancel",
+    "acancel_many",
     "apause",
     "apaused",
     "aresume",
     "aretry",
     "cancel",
+    "cancel_many",
     "cancel_waiting",
     "pause",
     "paused",
@@ -50,11 +53,11 @@ __all__ = [
     "retry",
 ]
 
-CancelAnswer = Literal["cancelled", "requested", "finished"]
 RetryAnswer = Literal["retried", "unfinished", "completed", "duplicate"]
 REASON_MAX = 65_536
 """Bytes of a reason in JSON."""
-KIND_MAX = 40
+MANY = 500
+"""Jobs of one batch of `cancel_many`."""
 
 
 def cancel(job_id: str | JobId, reason: str | None = None, kind: str = "user") -> CancelAnswer:
@@ -70,16 +73,10 @@ def cancel(job_id: str | JobId, reason: str | None = None, kind: str = "user") -
     `InvalidArgument` for a kind of another length.
     """
     id = JobId.parse(job_id)
-    text = reason or ""
-    for given, what in ((text, "the reason"), (kind, "kind")):
-        if not isinstance(given, str):
-            raise InvalidPayload(f"{what} is a text, not {type(given).__name__}.")
-        encode(given, limit=REASON_MAX, what=what)
-    if not 1 <= len(kind) <= KIND_MAX:
-        raise InvalidArgument(f"kind is a text of 1 to {KIND_MAX} characters, not {kind!r}.")
+    text = _checked(reason, kind)
     using = router.db_for_write(Job)
     with transaction.atomic(using=using, savepoint=False):
-        answer = _cancel(using, id, text, kind)
+        answer = cancel_one(using, id, text, kind)
     if answer is None:  # raised out here: inside, it would spoil the caller's transaction
         raise UnknownJob(f"There is no job {id}.")
     return answer
@@ -90,6 +87,43 @@ async def acancel(
 ) -> CancelAnswer:
     """See cancel()."""
     return await in_database_thread(cancel, job_id, reason, kind)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CancelledMany:
+    """What became of how many jobs; the words are those of `cancel`."""
+
+    cancelled: int = 0
+    requested: int = 0
+    finished: int = 0
+    """Ended between the look for them and the cancel."""
+
+
+def cancel_many(where: Q, reason: str | None = None, kind: str = "user") -> CancelledMany:
+    """Cancel all unfinished jobs that a filter on `Job` selects; say what happened to how many.
+
+        control.cancel_many(Q(queue="mail", task_path="shop.tasks.send"), "wrong issue")
+
+    In order of id, in batches of a few hundred, each in a transaction of its own (or all in the
+    caller's). Never waits for a row that somebody holds: that job is asked, as one that runs is.
+    Jobs that are enqueued meanwhile may be found or not. `Q()` is all of them. Raises as `cancel`.
+    """
+    text = _checked(reason, kind)
+    using = router.db_for_write(Job)
+    counts: Counter[str] = Counter()
+    unfinished = Job.objects.using(using).filter(where, state__in=ACTIVE).order_by("pk")
+    page = list(unfinished.values_list("pk", flat=True)[:MANY])
+    while page:
+        with transaction.atomic(using=using, savepoint=False):
+            counts.update(cancel_batch(using, page, text, kind))
+        following = unfinished.filter(pk__gt=page[-1])
+        page = list(following.values_list("pk", flat=True)[:MANY])
+    return CancelledMany(**counts)
+
+
+async def acancel_many(where: Q, reason: str | None = None, kind: str = "user") -> CancelledMany:
+    """See cancel_many()."""
+    return await in_database_thread(cancel_many, where, reason, kind)
 
 
 def retry(job_id: str | JobId) -> RetryAnswer:
@@ -114,58 +148,6 @@ def retry(job_id: str | JobId) -> RetryAnswer:
 async def aretry(job_id: str | JobId) -> RetryAnswer:
     """See retry()."""
     return await in_database_thread(retry, job_id)
-
-
-def cancel_waiting(using: str, id: JobId, reason: str) -> bool:
-    """Cancel a job that is ready or scheduled and that nobody holds; tell whether it was.
-
-    In the caller's transaction. The one way in which a job is cancelled that didn't run.
-    """
-    jobs = Job.objects.using(using)
-    free = jobs.waiting().filter(pk=id)
-    if connections[using].features.has_select_for_update_skip_locked:
-        free = free.skip_locked()
-    at = timezone.now()
-    # A write first, for SQLite; and the state is looked at again in the UPDATE itself.
-    changed = (
-        jobs.waiting()
-        .filter(pk__in=free.values("pk"))
-        .update(state=JobState.CANCELLED, cancel_reason=reason, finished_at=at, worker=None)
-    )
-    if not changed:
-        return False
-    earlier = CancelRequest.objects.using(using).filter(job=id).first()
-    if earlier is not None:  # it ran when somebody asked first, and was handed back
-        reason = earlier.reason
-        jobs.filter(pk=id).update(cancel_reason=reason)
-        earlier.delete()
-    more = {"reason": reason or None, "finished_at": journal.timestamp(at)}
-    _record(using, jobs.get(pk=id), journal.CANCELLED, at, more)
-    return True
-
-
-def _cancel(using: str, id: JobId, reason: str, kind: str) -> CancelAnswer | None:
-    if cancel_waiting(using, id, reason):
-        return "cancelled"
-    job = Job.objects.using(using).filter(pk=id).first()
-    if job is None:
-        return None
-    if job.is_finished:
-        return "finished"
-    at = timezone.now()
-    asked = _insert_request(using, id, reason, kind)
-    # It may have gone back to the queue, or ended, between the two looks.
-    if cancel_waiting(using, id, reason):
-        return "cancelled"
-    job = Job.objects.using(using).get(pk=id)
-    if job.is_finished:
-        CancelRequest.objects.using(using).filter(job=id).delete()
-        return "finished"
-    if asked:
-        more = {"reason": reason or None, "kind": kind}
-        _record(using, job, journal.CANCEL_REQUESTED, at, more)
-        after_commit(using, partial(engine.notify, queue_wake_group(job.queue)))
-    return "requested"
 
 
 def _retry(using: str, id: JobId) -> RetryAnswer | None:
@@ -195,32 +177,17 @@ def _retry(using: str, id: JobId) -> RetryAnswer | None:
         return "completed" if job.state == JobState.COMPLETED else "unfinished"
     CancelRequest.objects.using(using).filter(job=id).delete()
     more = {"reason": "retried by hand", "run_after": journal.timestamp(at)}
-    _record(using, job, journal.RETRYING, at, more)
+    record_step(using, job, journal.RETRYING, at, more)
     after_commit(using, partial(engine.notify, queue_wake_group(job.queue)))
     return "retried"
 
 
-def _insert_request(using: str, id: JobId, reason: str, kind: str) -> bool:
-    connection = connections[using]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO echomq_cancelrequest (job_id, reason, kind, requested_at)"
-            " VALUES (%s, %s, %s, %s) ON CONFLICT (job_id) DO NOTHING",
-            (id.hex, reason, kind, stored(now(), connection)),
-        )
-        return bool(cursor.rowcount)
-
-
-def _record(using: str, job: Job, event: str, at: dt.datetime, more: dict[str, Any]) -> None:
-    """Write what happened to the job, as it is now, and publish it after the commit."""
-    data = {
-        "id": str(job.pk),
-        "task": job.task_path,
-        "state": job.state,
-        "attempt": job.attempt,
-        "at": journal.timestamp(at),
-        **more,
-    }
-    entry = Entry(job.queue, event, job.pk, data)
-    journal.write(using, [entry])
-    after_commit(using, partial(journal.publish, [entry]))
+def _checked(reason: str | None, kind: str) -> str:
+    text = reason or ""
+    for given, what in ((text, "the reason"), (kind, "kind")):
+        if not isinstance(given, str):
+            raise InvalidPayload(f"{what} is a text, not {type(given).__name__}.")
+        encode(given, limit=REASON_MAX, what=what)
+    if not 1 <= len(kind) <= KIND_MAX:
+        raise InvalidArgument(f"kind is a text of 1 to {KIND_MAX} characters, not {kind!r}.")
+    return text
