@@ -250,18 +250,6 @@ def mark_the_cancel(context: JobContext, trace: str) -> None:
         mark(trace, repr(time.monotonic()))
 
 
-@task(takes_context=True)
-@job_options(max_attempts=8, backoff=0.2, backoff_max=0.5)
-def chaotic(context: JobContext, trace: str, how: str) -> None:
-    """Take a moment, look at the token, and end in one way or another."""
-    mark(trace, str(context.job_id))
-    context.progress(0.5)
-    context.cancel.wait(2.0 if how == "slow" else 0.05)
-    context.check()
-    if how == "raise" and context.attempt < 3:
-        raise ValueError("as asked")
-
-
 @task
 @job_options(unique=True)
 def once_per_arguments(a: int, b: Any = 0) -> int:
