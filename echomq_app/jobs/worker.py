@@ -34,6 +34,7 @@ from django.utils import timezone
 from .. import engine
 from ..conf import current
 from ..core.names import queue_wake_group
+from ..core.shares import Shares
 from ..exceptions import WorkerError
 from ..models import sql
 from ..models.job import Job, JobState
@@ -45,6 +46,7 @@ from .completer import Completer
 from .connections import Persistent, service_connection
 from .housekeeping import Housekeeper
 from .lease import Lease
+from .memory import resident_bytes
 from .outcomes import Ending, Outcome
 from .running import Asked
 from .wakeup import Wakeup
@@ -58,7 +60,10 @@ WRITE_DEADLINE = 15.0
 
 
 class Worker:
-    """Runs once: `run()` returns when it was told to stop, or when `drain` is done."""
+    """Runs once: `run()` returns when it was told to stop, or when its part is done.
+
+    That is when nothing is left to do (`drain`), or after `max_jobs` or at `max_rss`.
+    """
 
     def __init__(
         self, options: WorkerOptions, *, on_started: Callable[[str], object] | None = None
@@ -71,7 +76,9 @@ class Worker:
         self._on_started = on_started
         self._stop = Wakeup()
         self._claims = Claims(self.using)
-        self._queues = list(options.queues)
+        self._shares = Shares({queue: options.weights.get(queue, 1) for queue in options.queues})
+        self._begun = 0
+        self._spent = ""
         self._next_reconcile = 0.0
         self._waiter = engine.waiter(*(queue_wake_group(queue) for queue in options.queues))
         self._completer = Completer(
@@ -154,6 +161,11 @@ class Worker:
             if taken is None:
                 self._next_reconcile = 0.0  # it may have been committed, and its answer lost
                 continue
+            if self._is_spent() and not self._attempts:
+                return
+            if self.options.parent not in (None, os.getppid()):
+                logger.error("event=supervisor_gone worker=%s", self.name)
+                return
             if not taken.jobs and persistent.attempt("drain", self._is_drained, default=False):
                 return
             self._waiter.wait(self._pause(taken))
@@ -171,27 +183,50 @@ class Worker:
 
     def _claim(self) -> _Taken:
         room = self._attempts.room()
-        if room < 1 or self._lease.in_doubt:
+        if self.options.max_jobs is not None:
+            room = min(room, self.options.max_jobs - self._begun)
+        if room < 1 or self._lease.in_doubt or self._spent:
             return _Taken(0, 0)
-        self._queues.append(self._queues.pop(0))  # each queue has its turn at being the first
-        count = 0
-        for queue in self._queues:
-            generation = self._lease.generation
-            claimed = self._claims.take(
-                queue, worker_id=self._lease.id, worker_name=self.name, limit=room - count
-            )
-            for job in claimed:
-                attempt = self._attempts.begin(job)
-                # After it began: whoever lost the lease meanwhile either saw it or counted up.
-                if self._lease.generation != generation:
-                    attempt.ask(Asked.LEASE_LOST, Asked.LEASE_LOST.value)
-            count += len(claimed)
-            if claimed:
-                self._completer.relay_soon()
-                journal.publish(started(job) for job in claimed)
-            if count == room:
-                break
+        turn = self._shares.turn(room)
+        count, short = 0, set()
+        # Each queue its share first; then what is left over, to whoever has more.
+        for queue, share in (*turn, *((queue, room) for queue, _ in turn)):
+            limit = min(share, room - count)
+            if limit and queue not in short:
+                claimed = self._take(queue, limit)
+                count += claimed
+                if claimed < limit:
+                    short.add(queue)
         return _Taken(count, room)
+
+    def _take(self, queue: str, limit: int) -> int:
+        """Claim jobs of a queue and begin them; return how many."""
+        generation = self._lease.generation
+        claimed = self._claims.take(
+            queue, worker_id=self._lease.id, worker_name=self.name, limit=limit
+        )
+        for job in claimed:
+            attempt = self._attempts.begin(job)
+            self._begun += 1
+            # After it began: whoever lost the lease meanwhile either saw it or counted up.
+            if self._lease.generation != generation:
+                attempt.ask(Asked.LEASE_LOST, Asked.LEASE_LOST.value)
+        if claimed:
+            self._completer.relay_soon()
+            journal.publish(started(job) for job in claimed)
+        return len(claimed)
+
+    def _is_spent(self) -> bool:
+        """Tell whether this process has done its part; from then on it claims nothing."""
+        if not self._spent:
+            jobs, memory = self.options.max_jobs, self.options.max_rss
+            if jobs is not None and self._begun >= jobs:
+                self._spent = f"{self._begun} jobs"
+            elif memory is not None and (used := resident_bytes()) > memory * 2**20:
+                self._spent = f"{used // 2**20} MiB of memory"
+            if self._spent:
+                logger.info("event=worker_spent worker=%s after=%r", self.name, self._spent)
+        return bool(self._spent)
 
     def _reconcile(self) -> None:
         """Hand back jobs that the database says are ours and that we never heard of.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from ..core.names import check_queue_name
 from ..exceptions import InvalidArgument
@@ -23,6 +24,14 @@ class WorkerOptions:
     drain: bool = False
     """End when there is nothing to do any more."""
     name: str = ""
+    max_jobs: int | None = None
+    """End in good order after so many jobs."""
+    max_rss: int | None = None
+    """End in good order when the process holds more than so many MiB of memory."""
+    parent: int | None = None
+    """The process that supervises this one: without it, the worker stops."""
+    weights: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How queues share the worker; 1 where nothing is said."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -31,6 +40,15 @@ class WorkerOptions:
             check_queue_name(queue)
         if self.concurrency < 1:
             raise InvalidArgument(f"concurrency is 1 or more, not {self.concurrency}.")
+        for name in ("max_jobs", "max_rss"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise InvalidArgument(f"{name} is 1 or more, not {limit}.")
+        for queue, weight in self.weights.items():
+            if queue not in self.queues or not 1 <= weight <= 1_000:
+                raise InvalidArgument(
+                    f"A weight is for one of the worker's queues, 1 to 1,000; not {queue}:{weight}."
+                )
         for name in ("poll", "lease", "heartbeat"):
             if not getattr(self, name) > 0:
                 raise InvalidArgument(f"{name} is a time above 0, not {getattr(self, name)!r}.")

@@ -15,10 +15,11 @@ from django.core.management.base import (
     CommandParser,
     SystemCheckError,
 )
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from ...exceptions import InvalidArgument, InvalidName, WorkerError
 from ...jobs.backend import EchoMQBackend
+from ...jobs.supervisor import PARENT, Supervisor, child_command
 from ...jobs.tasks_api import task_backends
 from ...jobs.worker import Worker
 from ...jobs.worker_options import WorkerOptions
@@ -45,8 +46,9 @@ class Command(BaseCommand):
             "--queue",
             action="append",
             metavar="NAME",
-            help="a queue, or several with commas; may be repeated. Default: all QUEUES of the "
-            "EchoMQ backends in TASKS",
+            help="a queue, or several with commas; may be repeated. mail:8 and bulk:2 share the "
+            "worker in that proportion while both have jobs. Default: all QUEUES of the EchoMQ "
+            "backends in TASKS",
         )
         parser.add_argument(
             "--drain", action="store_true", help="end when there is nothing to do any more"
@@ -69,18 +71,34 @@ class Command(BaseCommand):
                 help=f"{text} (default: %(default)s)",
             )
 
+        for option, metavar, text in (
+            ("processes", "N", "run N such workers as processes, and replace those that end"),
+            ("max-jobs", "N", "end in good order after N jobs"),
+            ("max-rss", "MIB", "end in good order when the process holds more memory"),
+        ):
+            parser.add_argument(f"--{option}", type=int, metavar=metavar, help=text)
+
     def handle(self, *args: Any, **options: Any) -> None:
-        names = ("concurrency", "grace", "drain", "poll", "lease", "heartbeat", "name")
+        names = (
+            *("concurrency", "grace", "drain", "poll", "lease", "heartbeat", "name"),
+            *("max_jobs", "max_rss"),
+        )
+        parent = os.environ.get(PARENT)
         try:
-            worker = Worker(
-                WorkerOptions(
-                    queues=_queues(options["queue"]), **{name: options[name] for name in names}
-                ),
-                on_started=self._say_ready,
+            queues, weights = _queues(options["queue"])
+            worker_options = WorkerOptions(
+                queues=queues,
+                weights=weights,
+                parent=int(parent) if parent else None,
+                **{name: options[name] for name in names},
             )
+            worker = Worker(worker_options, on_started=self._say_ready)
         except (InvalidArgument, InvalidName) as error:
             raise CommandError(str(error), returncode=USAGE) from error
         self._check()
+        if options["processes"] is not None:
+            self._supervise(options["processes"], worker_options)
+            return
         try:
             written = worker.run()
         except WorkerError as error:
@@ -90,6 +108,18 @@ class Command(BaseCommand):
             _leave(0 if written else FAILURE)
         if not written:
             raise CommandError("Not everything could be written.", returncode=FAILURE)
+
+    def _supervise(self, processes: int, options: WorkerOptions) -> None:
+        if not 1 <= processes <= 256 or options.name:
+            raise CommandError(
+                "--processes is 1 to 256, and such workers have no --name: each is host:pid.",
+                returncode=USAGE,
+            )
+        connections.close_all()
+        supervisor = Supervisor(child_command(sys.orig_argv), processes, again=not options.drain)
+        code = supervisor.run()
+        if code:
+            raise CommandError("A worker did not end in good order.", returncode=code)
 
     def _check(self) -> None:
         try:
@@ -107,14 +137,23 @@ class Command(BaseCommand):
         self.stdout.flush()
 
 
-def _queues(given: list[str] | None) -> tuple[str, ...]:
+def _queues(given: list[str] | None) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the queues, and the weights of those that have one."""
     if given:
-        names = [name for text in given for name in text.split(",") if name]
-        return tuple(dict.fromkeys(names))
+        weights: dict[str, int] = {}
+        names = []
+        for text in (part for texts in given for part in texts.split(",") if part):
+            name, colon, weight = text.partition(":")
+            names.append(name)
+            if colon:
+                if not weight.isdecimal():
+                    raise InvalidArgument(f"{text!r} is no queue and weight; write mail:8.")
+                weights[name] = int(weight)
+        return tuple(dict.fromkeys(names)), weights
     ours = [b for b in task_backends.all() if isinstance(b, EchoMQBackend)]
     if not ours:
         raise InvalidArgument("TASKS has no EchoMQ backend. Set one, or name queues by --queue.")
-    return tuple(sorted({queue for backend in ours for queue in backend.queues}))
+    return tuple(sorted({queue for backend in ours for queue in backend.queues})), {}
 
 
 def _seconds(text: str) -> float:

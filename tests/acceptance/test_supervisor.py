@@ -1,0 +1,85 @@
+"""`echomq_worker --processes N`: real processes, ended and killed for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from echomq_app.models import Job, Worker
+from tests import jobtasks
+from tests.acceptance.workers import StartWorker, starting_workers, wait_for_state
+from tests.wait import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def start_worker(subprocess_env: dict[str, str]) -> Iterator[StartWorker]:
+    with starting_workers(subprocess_env) as start:
+        yield start
+
+
+def pids() -> set[int]:
+    """Return the processes of the workers that live, by what the database says."""
+    return set(Worker.objects.filter(stopped_at=None, lost_at=None).values_list("pid", flat=True))
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_worker_that_was_killed_is_replaced_and_all_stop_together(
+    start_worker: StartWorker,
+) -> None:
+    parent = start_worker("--queue", "default", "--processes", "2")
+    wait_until(lambda: len(pids()) == 2)
+    first = pids()
+    assert parent.pid not in first
+    os.kill(min(first), signal.SIGKILL)
+    wait_until(lambda: len(pids() - first) == 1, message="another one in its place")
+    wait_for_state(jobtasks.add.enqueue(1, 2).id, "completed")
+    every = first | pids()
+    assert parent.stop(grace=60) == 0
+    assert not any(is_there(pid) for pid in every)
+    assert "worker_process_failed" in parent.output
+
+
+def test_without_the_parent_the_workers_stop(start_worker: StartWorker) -> None:
+    parent = start_worker("--queue", "default", "--processes", "2")
+    wait_until(lambda: len(pids()) == 2)
+    every = pids()
+    os.kill(parent.pid, signal.SIGKILL)
+    wait_until(lambda: not any(is_there(pid) for pid in every), 60, "the workers end")
+    assert not pids()
+
+
+def test_each_ends_after_so_many_jobs_and_is_replaced(start_worker: StartWorker) -> None:
+    ids = [jobtasks.add.enqueue(n, n).id for n in range(7)]
+    parent = start_worker("--queue", "default", "--processes", "1", "--max-jobs", "3")
+    for id in ids:
+        wait_for_state(id, "completed", timeout=60)
+    by_worker = list(Job.objects.values_list("worker_name", flat=True))
+    assert sorted(by_worker.count(name) for name in set(by_worker)) == [1, 3, 3]
+    assert parent.stop(grace=60) == 0
+
+
+def test_drained_workers_are_not_replaced(start_worker: StartWorker) -> None:
+    ids = [jobtasks.add.enqueue(n, n).id for n in range(5)]
+    parent = start_worker("--queue", "default", "--processes", "2", "--drain", ready=False)
+    assert parent.wait(60) == 0
+    assert set(Job.objects.filter(pk__in=ids).values_list("state", flat=True)) == {"completed"}
+
+
+def test_too_much_memory_ends_a_worker_in_good_order(start_worker: StartWorker) -> None:
+    id = jobtasks.add.enqueue(1, 2).id
+    worker = start_worker("--queue", "default", "--max-rss", "1", ready=False)
+    assert worker.wait(60) == 0
+    assert Job.objects.get(pk=id).state == "completed"  # what it had claimed it finished
+    assert "worker_spent" in worker.output and "MiB of memory" in worker.output

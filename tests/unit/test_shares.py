@@ -1,0 +1,47 @@
+"""Queues share a worker by their weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from echomq_app.core.shares import Shares
+from echomq_app.exceptions import InvalidArgument
+from echomq_app.jobs.supervisor import child_command
+from echomq_app.jobs.worker_options import WorkerOptions
+
+
+def test_with_room_for_one_the_order_follows_the_weights() -> None:
+    shares = Shares({"a": 8, "b": 2})
+    first = Counter(shares.turn(1)[0][0] for _ in range(1_000))
+    assert first == {"a": 800, "b": 200}
+
+
+def test_equal_queues_take_turns() -> None:
+    shares = Shares({"a": 1, "b": 1, "c": 1})
+    firsts = [shares.turn(1)[0][0] for _ in range(6)]
+    assert firsts == ["a", "b", "c", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("room", [1, 3, 10, 500])
+def test_parts_cover_the_room_and_no_queue_is_without(room: int) -> None:
+    parts = dict(Shares({"a": 8, "b": 2}).turn(room))
+    assert sum(parts.values()) >= room and min(parts.values()) >= 1
+    if room % 10 == 0:
+        assert parts == {"a": room * 8 // 10, "b": room * 2 // 10}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_jobs": 0}, {"max_rss": 0}, {"weights": {"other": 1}}, {"weights": {"default": 0}}],
+)
+def test_wrong_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        WorkerOptions(queues=("default",), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", [["--processes", "3"], ["--processes=3"]])
+def test_a_child_runs_the_same_command_without_the_option(words: list[str]) -> None:
+    command = ["python", "-X", "dev", "manage.py", "echomq_worker", "--queue", "a"]
+    assert child_command([*command, *words, "--drain"]) == [*command, "--drain"]
