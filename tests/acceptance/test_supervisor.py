@@ -81,5 +81,6 @@ def test_too_much_memory_ends_a_worker_in_good_order(start_worker: StartWorker) 
     id = jobtasks.add.enqueue(1, 2).id
     worker = start_worker("--queue", "default", "--max-rss", "1", ready=False)
     assert worker.wait(60) == 0
-    assert Job.objects.get(pk=id).state == "completed"  # what it had claimed it finished
+    # What it had claimed it finished; what it hadn't is there for others.
+    assert Job.objects.get(pk=id).state in {"completed", "ready"}
     assert "worker_spent" in worker.output and "MiB of memory" in worker.output
