@@ -40,6 +40,8 @@ class Cancelled:
     """The answer of a check that found a cancel. Always true; `reason` may be None."""
 
     reason: str | None = None
+    kind: str = "user"
+    """Who asked: see `CancelToken.kind`."""
 
 
 class CancelToken:
@@ -68,7 +70,17 @@ class CancelToken:
         state = self._state
         return None if state is None else state.reason
 
-    def cancel(self, reason: str | None = None) -> None:
+    @property
+    def kind(self) -> str | None:
+        """Who asked first, or None when not cancelled.
+
+        `deadline` for a deadline that passed. In a job also `timeout` (the job's own),
+        `shutdown` and `lease_lost` (of its worker). Otherwise what the caller said: `user`.
+        """
+        state = self._state
+        return None if state is None else state.kind
+
+    def cancel(self, reason: str | None = None, kind: str = "user") -> None:
         """Mark this token and its children as cancelled, then run their callbacks.
 
         Does nothing when it is cancelled already. When it returns, every check of
@@ -77,7 +89,7 @@ class CancelToken:
         """
         tree = [self]
         for token in tree:  # Grows while we walk it: no recursion, however deep.
-            token._mark(reason)
+            token._mark(reason, kind)
             tree.extend(token._take_children())
         for token in tree:
             token._wakers.run()
@@ -86,7 +98,7 @@ class CancelToken:
         """Raise `JobCancelled` with the reason if this token is cancelled."""
         state = self._state
         if state is not None:
-            raise JobCancelled(state.reason)
+            raise JobCancelled(state.reason, state.kind)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until cancelled, at most `timeout` seconds; tell whether it is.
@@ -131,10 +143,12 @@ class CancelToken:
         state = self._state
         if state is not None:
             self._children.pop(id(token), None)
-            token.cancel(state.reason)
+            token.cancel(state.reason, state.kind)
         return token
 
-    def with_deadline(self, seconds: float, reason: str | None = None) -> Self:
+    def with_deadline(
+        self, seconds: float, reason: str | None = None, kind: str = "deadline"
+    ) -> Self:
         """Return a child that is cancelled when `seconds` have passed.
 
         The default reason says so. One thread serves all deadlines of the process.
@@ -146,9 +160,9 @@ class CancelToken:
         if reason is None:
             reason = f"deadline of {seconds:g} s passed"
         if seconds <= 0:
-            token.cancel(reason)
+            token.cancel(reason, kind)
         elif seconds != math.inf:
-            _deadlines.add(seconds, token, reason)
+            _deadlines.add(seconds, token, reason, kind)
         return token
 
     def __del__(self) -> None:
@@ -172,9 +186,9 @@ class CancelToken:
     def _is_cancelled(self) -> bool:
         return self._state is not None
 
-    def _mark(self, reason: str | None) -> None:
+    def _mark(self, reason: str | None, kind: str) -> None:
         if self._state is None:
-            self._state = self._first.setdefault("state", Cancelled(reason))
+            self._state = self._first.setdefault("state", Cancelled(reason, kind))
 
     def _take_children(self) -> list[CancelToken]:
         taken: list[CancelToken] = []
@@ -193,14 +207,14 @@ def new() -> CancelToken:
     return CancelToken()
 
 
-def cancel(token: object, reason: str | None = None) -> None:
+def cancel(token: object, reason: str | None = None, kind: str = "user") -> None:
     """Ask whoever checks `token` to stop. Always returns None, and never raises.
 
     A token that is cancelled already, whose work has finished, or that is no token at
     all is left alone: there is nobody to ask.
     """
     if isinstance(token, CancelToken):
-        token.cancel(reason)
+        token.cancel(reason, kind)
 
 
 def check(token: CancelToken) -> Cancelled | None:
@@ -212,4 +226,4 @@ def check_or_raise(token: CancelToken) -> None:
     """Raise `JobCancelled` with the reason if `token` is cancelled."""
     state = token._state
     if state is not None:
-        raise JobCancelled(state.reason)
+        raise JobCancelled(state.reason, state.kind)

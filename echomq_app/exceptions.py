@@ -199,9 +199,11 @@ class WorkerLost(EchoMQError):
 class JobCancelled(EchoMQError):
     """Raised by a handler at a safe point, because its token was cancelled.
 
-    `reason` is the first reason given, or `None`.
+    `reason` is the first reason given, or `None`; `kind` says who gave it, as
+    `CancelToken.kind` does.
     """
 
-    def __init__(self, reason: str | None = None) -> None:
+    def __init__(self, reason: str | None = None, kind: str = "user") -> None:
         super().__init__(reason or "cancelled")
         self.reason = reason
+        self.kind = kind

@@ -256,4 +256,16 @@ def once_per_arguments(a: int, b: Any = 0) -> int:
     return a
 
 
+@task(takes_context=True)
+def marks_the_kind(context: JobContext, trace: str) -> None:
+    """Mark what the token and the exception say."""
+    mark(trace, "start")
+    context.cancel.wait(60)
+    try:
+        context.check()
+    except JobCancelled as error:
+        mark(trace, f"{context.cancel.kind} {error.kind} {error.reason}")
+        raise
+
+
 not_a_task = "just a text"

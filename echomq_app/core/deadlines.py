@@ -34,7 +34,7 @@ _MANY = 64  # Fewer entries than this aren't worth a sweep.
 class Cancellable(Protocol):
     """What a deadline cancels."""
 
-    def cancel(self, reason: str | None = None) -> None: ...
+    def cancel(self, reason: str | None = None, kind: str = "user") -> None: ...
 
 
 class Deadlines:
@@ -47,16 +47,16 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._number = itertools.count()
-        self._heap: list[tuple[float, int, weakref.ref[Cancellable], str]] = []
-        self._new: deque[tuple[float, int, weakref.ref[Cancellable], str]] = deque()
+        self._heap: list[tuple[float, int, weakref.ref[Cancellable], str, str]] = []
+        self._new: deque[tuple[float, int, weakref.ref[Cancellable], str, str]] = deque()
         self._sweep_at = _MANY
         self._start_afresh()
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def add(self, seconds: float, target: Cancellable, reason: str) -> None:
+    def add(self, seconds: float, target: Cancellable, reason: str, kind: str = "deadline") -> None:
         """Cancel `target` with `reason` in `seconds` (more than 0), if it still lives."""
         at = time.monotonic() + seconds
-        self._new.append((at, next(self._number), weakref.ref(target), reason))
+        self._new.append((at, next(self._number), weakref.ref(target), reason, kind))
         # The thread publishes when it will wake and then looks at `_new` again, so an
         # entry is seen by the thread, or its deadline by this comparison.
         if (at < self._wakes_at or self._sweep_is_due()) and self._bell.empty():
@@ -105,11 +105,11 @@ class Deadlines:
 
     def _cancel_due(self) -> None:
         while self._heap and self._heap[0][0] <= time.monotonic():
-            _, _, reference, reason = heapq.heappop(self._heap)
+            _, _, reference, reason, kind = heapq.heappop(self._heap)
             target = reference()
             if target is not None:
                 try:
-                    target.cancel(reason)
+                    target.cancel(reason, kind)
                 except Exception:
                     logger.exception("event=deadline_failed reason=%r", reason)
 

@@ -103,7 +103,7 @@ class Attempts:
         for job in listening:
             request = requests.get(job.claimed.id)
             if request is not None:
-                job.ask(Asked.CANCEL, request.reason or None)
+                job.ask(Asked.CANCEL, request.reason or None, request.kind)
 
     def hand_back_waiting(self) -> None:
         """Hand back what has not begun."""
@@ -158,7 +158,9 @@ class Attempts:
         outcome: Outcome | None
         try:
             if job.token.cancelled:  # before it has begun: then it doesn't
-                outcome = job.finish(Ending.STOPPED, at=now(), reason=job.token.reason)
+                outcome = job.finish(
+                    Ending.STOPPED, at=now(), reason=job.token.reason, kind=job.token.kind or ""
+                )
             else:
                 call = handlers.prepare(job, partial(self._completer.report, job))
                 if isinstance(call, handlers.Call):

@@ -38,14 +38,18 @@ def cancel_batch(using: str, ids: Sequence[Any], reason: str, kind: str) -> dict
         free = free.skip_locked()
     at = timezone.now()
     jobs.waiting().filter(pk__in=free.values("pk")).update(
-        state=JobState.CANCELLED, cancel_reason=reason, finished_at=at, worker=None
+        state=JobState.CANCELLED,
+        cancel_reason=reason,
+        cancel_kind=kind,
+        finished_at=at,
+        worker=None,
     )
     cancelled = list(
         jobs.filter(pk__in=ids, state=JobState.CANCELLED, finished_at=at)
         .only("queue", "task_path", "state", "attempt")
         .order_by("pk")
     )
-    more = {"reason": reason or None, "finished_at": journal.timestamp(at)}
+    more = {"reason": reason or None, "kind": kind, "finished_at": journal.timestamp(at)}
     record_steps(using, cancelled, journal.CANCELLED, at, more)
     counts: dict[CancelAnswer, int] = {"cancelled": len(cancelled), "requested": 0, "finished": 0}
     done = {job.pk for job in cancelled}
@@ -57,7 +61,7 @@ def cancel_batch(using: str, ids: Sequence[Any], reason: str, kind: str) -> dict
     return counts
 
 
-def cancel_waiting(using: str, id: JobId, reason: str) -> bool:
+def cancel_waiting(using: str, id: JobId, reason: str, kind: str) -> bool:
     """Cancel a job that is ready or scheduled and that nobody holds; tell whether it was.
 
     In the caller's transaction. The one way in which a job is cancelled that didn't run.
@@ -71,23 +75,29 @@ def cancel_waiting(using: str, id: JobId, reason: str) -> bool:
     changed = (
         jobs.waiting()
         .filter(pk__in=free.values("pk"))
-        .update(state=JobState.CANCELLED, cancel_reason=reason, finished_at=at, worker=None)
+        .update(
+            state=JobState.CANCELLED,
+            cancel_reason=reason,
+            cancel_kind=kind,
+            finished_at=at,
+            worker=None,
+        )
     )
     if not changed:
         return False
     earlier = CancelRequest.objects.using(using).filter(job=id).first()
     if earlier is not None:  # it ran when somebody asked first, and was handed back
-        reason = earlier.reason
-        jobs.filter(pk=id).update(cancel_reason=reason)
+        reason, kind = earlier.reason, earlier.kind
+        jobs.filter(pk=id).update(cancel_reason=reason, cancel_kind=kind)
         earlier.delete()
-    more = {"reason": reason or None, "finished_at": journal.timestamp(at)}
+    more = {"reason": reason or None, "kind": kind, "finished_at": journal.timestamp(at)}
     record_step(using, jobs.get(pk=id), journal.CANCELLED, at, more)
     return True
 
 
 def cancel_one(using: str, id: JobId, reason: str, kind: str) -> CancelAnswer | None:
     """Cancel a job, in the caller's transaction; None if there is none of that id."""
-    if cancel_waiting(using, id, reason):
+    if cancel_waiting(using, id, reason, kind):
         return "cancelled"
     job = Job.objects.using(using).filter(pk=id).first()
     if job is None:
@@ -97,7 +107,7 @@ def cancel_one(using: str, id: JobId, reason: str, kind: str) -> CancelAnswer | 
     at = timezone.now()
     asked = _insert_request(using, id, reason, kind)
     # It may have gone back to the queue, or ended, between the two looks.
-    if cancel_waiting(using, id, reason):
+    if cancel_waiting(using, id, reason, kind):
         return "cancelled"
     job = Job.objects.using(using).get(pk=id)
     if job.is_finished:

@@ -170,7 +170,7 @@ def _ended(call: Call, error: BaseException) -> Outcome | None:
 
 def _stopped(call: Call, error: JobCancelled) -> Outcome | None:
     job = call.job
-    outcome = job.finish(Ending.STOPPED, at=now(), reason=error.reason)
+    outcome = job.finish(Ending.STOPPED, at=now(), reason=error.reason, kind=error.kind)
     if outcome is not None and not outcome.by_worker:
         record = error_record(
             error, attempt=outcome.attempt, worker=job.claimed.worker_name, at=outcome.at

@@ -180,7 +180,7 @@ def sweep(using: str) -> None:
             request = requests.filter(job=job).first()
             if request is not None:
                 with transaction.atomic(using=using):
-                    cancel_waiting(using, JobId.parse(job.pk), request.reason)
+                    cancel_waiting(using, JobId.parse(job.pk), request.reason, request.kind)
         page = _next_page(waiting, page)
     unfinished = Job.objects.filter(pk=OuterRef("job")).exclude(state__in=FINISHED)
     answered = requests.filter(~Exists(unfinished))

@@ -61,6 +61,8 @@ class Outcome:
     error: dict[str, Any] | None = None
     reason: str | None = None
     """Why it stopped or was handed back."""
+    kind: str = ""
+    """Who asked it to stop."""
     by_worker: bool = False
     """STOPPED because the worker asked (shutdown, lease lost), not because somebody
     asked for the job: it is handed back."""
@@ -79,6 +81,7 @@ class Verdict:
     run_after: dt.datetime | None = None
     """None: as it is."""
     reason: str = ""
+    kind: str = ""
 
     @property
     def finished(self) -> bool:
@@ -112,23 +115,30 @@ def decide(
     outcome: Outcome,
     *,
     request: str | None,
+    kind: str = "user",
     now: dt.datetime,
     rnd: Callable[[], float] = random.random,
 ) -> Verdict:
-    """Say what becomes of a job. `request`: the reason of a cancel request, None if none."""
+    """Say what becomes of a job. `request`: the reason of a cancel request, None if none.
+
+    `kind`: the request's.
+    """
+    asked = "" if request is None else kind
     ending = outcome.ending
     if ending is Ending.RETURNED:
-        return _finish(outcome, JobState.COMPLETED, journal.COMPLETED, request)
+        return _finish(outcome, JobState.COMPLETED, journal.COMPLETED, request, asked)
     stopped = ending is Ending.STOPPED
     if ending is Ending.HANDED_BACK or (stopped and outcome.by_worker and request is None):
         return _again(outcome, outcome.attempt - 1, now, outcome.reason)
     if stopped:
         reason = outcome.reason if request is None else request
-        return _finish(outcome, JobState.CANCELLED, journal.CANCELLED, reason)
+        return _finish(
+            outcome, JobState.CANCELLED, journal.CANCELLED, reason, asked or outcome.kind
+        )
     if ending is Ending.ABANDONED and request is not None:
-        return _finish(outcome, JobState.CANCELLED, journal.CANCELLED, request)
+        return _finish(outcome, JobState.CANCELLED, journal.CANCELLED, request, asked)
     if request is not None or outcome.attempt >= outcome.max_attempts:
-        return _finish(outcome, JobState.FAILED, journal.FAILED, request)
+        return _finish(outcome, JobState.FAILED, journal.FAILED, request, asked)
     if ending is Ending.ABANDONED:
         return _again(outcome, outcome.attempt, now, "the worker's lease was lost")
     delay = JobOptions.stored_in(outcome.options).retry_delay(outcome.attempt, rnd)
@@ -137,13 +147,18 @@ def decide(
     )
 
 
-def _finish(outcome: Outcome, state: JobState, event: str, reason: str | None) -> Verdict:
+def _finish(
+    outcome: Outcome, state: JobState, event: str, reason: str | None, kind: str
+) -> Verdict:
     data = {
         **_common(outcome, state, outcome.attempt),
         "reason": reason or None,
         "finished_at": journal.timestamp(outcome.at),
     }
-    return _verdict(outcome, state, event, data, attempt=outcome.attempt, reason=reason or "")
+    if kind:
+        data["kind"] = kind
+    told = {"reason": reason or "", "kind": kind}
+    return _verdict(outcome, state, event, data, attempt=outcome.attempt, **told)
 
 
 def _again(

@@ -46,12 +46,15 @@ class RunningJob:
             return  # in a hundredth of the time that it takes to read them
         timeout = JobOptions.stored_in(self.claimed.options).timeout
         if timeout is not None:
-            self.token = self._token.with_deadline(timeout)
+            self.token = self._token.with_deadline(timeout, kind="timeout")
 
-    def ask(self, who: Asked, reason: str | None) -> None:
-        """Cancel the handler's token. The first who asks decides what a stop means."""
+    def ask(self, who: Asked, reason: str | None, kind: str | None = None) -> None:
+        """Cancel the handler's token. The first who asks decides what a stop means.
+
+        `kind`: of a cancel request; the worker's own are named as they are.
+        """
         self._asked.setdefault("who", who)
-        self._token.cancel(reason)
+        self._token.cancel(reason, kind or who.value)
 
     @property
     def asked(self) -> Asked | None:
@@ -81,6 +84,7 @@ class RunningJob:
         result: str | None = None,
         error: dict[str, Any] | None = None,
         reason: str | None = None,
+        kind: str = "",
     ) -> Outcome | None:
         """Return the outcome to write; None if the attempt has one already."""
         claimed = self.claimed
@@ -98,6 +102,7 @@ class RunningJob:
             result=result,
             error=error,
             reason=reason,
+            kind=kind,
             by_worker=self.asked in {Asked.SHUTDOWN, Asked.LEASE_LOST},
             progress=self.progress,
         )

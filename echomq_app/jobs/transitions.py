@@ -35,17 +35,19 @@ _POSTGRES = (
     " run_after = coalesce(v.run_after, j.run_after), finished_at = v.finished_at,"
     " worker_id = CASE WHEN v.finished_at IS NULL THEN NULL ELSE j.worker_id END,"
     " result = v.result::jsonb, errors = coalesce(v.errors::jsonb, j.errors),"
-    " cancel_reason = v.reason, progress = coalesce(v.progress, j.progress),"
+    " cancel_reason = v.reason, cancel_kind = v.kind, progress = coalesce(v.progress, j.progress),"
     " progress_note = coalesce(v.note, j.progress_note)"
     " FROM json_to_recordset(%s::json)"
     " AS v(id uuid, fence bigint, state text, attempt integer, run_after timestamptz,"
-    " finished_at timestamptz, result text, errors text, reason text, progress float8, note text)"
+    " finished_at timestamptz, result text, errors text, reason text, kind text,"
+    " progress float8, note text)"
     " WHERE j.id = v.id AND j.fence = v.fence AND j.state = 'running'"
 )
 _SQLITE = (
     "UPDATE echomq_job SET state = %s, attempt = %s, run_after = coalesce(%s, run_after),"
     " finished_at = %s, worker_id = CASE WHEN %s THEN NULL ELSE worker_id END, result = %s,"
-    " errors = coalesce(%s, errors), cancel_reason = %s, progress = coalesce(%s, progress),"
+    " errors = coalesce(%s, errors), cancel_reason = %s, cancel_kind = %s,"
+    " progress = coalesce(%s, progress),"
     " progress_note = coalesce(%s, progress_note)"
     " WHERE id = %s AND fence = %s AND state = 'running'"
 )
@@ -93,7 +95,7 @@ def settle(using: str, outcomes: Iterable[Outcome]) -> Settlement:
         requests = CancelRequest.objects.using(using).for_jobs(asked) if asked else {}
         at = now()
         verdicts = [
-            decide(outcome, request=_reason(requests.get(outcome.id)), now=at) for outcome in ours
+            decide(outcome, now=at, **_request(requests.get(outcome.id))) for outcome in ours
         ]
         if verdicts:
             _update(using, verdicts)
@@ -152,8 +154,10 @@ def _still_ours(using: str, outcomes: list[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if fences.get(outcome.id) == outcome.fence]
 
 
-def _reason(request: CancelRequest | None) -> str | None:
-    return None if request is None else request.reason
+def _request(request: CancelRequest | None) -> dict[str, Any]:
+    if request is None:
+        return {"request": None}
+    return {"request": request.reason, "kind": request.kind}
 
 
 def _update(using: str, verdicts: list[Verdict]) -> None:
@@ -181,6 +185,7 @@ class _Row(msgspec.Struct):
     result: str | None
     errors: str | None
     reason: str
+    kind: str
     progress: float | None
     note: str | None
 
@@ -199,6 +204,7 @@ def _row(verdict: Verdict, connection: Any) -> tuple[Any, ...]:
         outcome.result if verdict.state is JobState.COMPLETED else None,
         msgspec.json.encode(verdict.errors).decode() if changed else None,
         verdict.reason,
+        verdict.kind,
         fraction,
         note,
     )
