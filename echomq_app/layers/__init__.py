@@ -1,8 +1,8 @@
 """EchoPubSub for Channels: group messages in order, or told that you fell behind."""
 
+from .box import CURSOR_EXPIRED
 from .consumers import CursorExpiredMixin
 from .layer import EchoChannelLayer
-from .local import CURSOR_EXPIRED
 from .stations import drain
 
 __all__ = ["CURSOR_EXPIRED", "CursorExpiredMixin", "EchoChannelLayer", "drain"]

@@ -14,7 +14,7 @@ import msgspec
 from channels.layers import BaseChannelLayer
 
 from ..engine.own_layer import OwnLayer
-from .local import ChannelName
+from .box import ChannelName
 from .options import LayerOptions
 from .stations import station
 
