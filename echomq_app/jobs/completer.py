@@ -53,7 +53,7 @@ class Completer:
         patience: float,
         on_ready: Callable[[], object],
     ) -> None:
-        """`on_ready()` is called when a job that ran is ready again."""
+        """`on_ready()` is called when a job may be claimed: one that ran, or one of its group."""
         self._using = using
         self._patience = patience
         self._on_ready = on_ready
@@ -202,7 +202,8 @@ class Completer:
                 if entry.job_id in self._reports
             ]
         journal.publish([*(progress_entry(*report) for report in reports), *settlement.entries])
-        if any(entry.data["state"] == JobState.READY for entry in settlement.entries):
+        ready = any(entry.data["state"] == JobState.READY for entry in settlement.entries)
+        if ready or any(map(_makes_room, batch)):
             self._on_ready()
 
     def _write_progress(self) -> None:
@@ -239,3 +240,8 @@ def progress_entry(job: RunningJob, fraction: float, note: str) -> Entry:
         "note": note,
     }
     return Entry(claimed.queue, journal.PROGRESS, claimed.id, data)
+
+
+def _makes_room(outcome: Outcome) -> bool:
+    """Tell whether a parked job of the same group may be waiting for this end."""
+    return "group" in outcome.options or "concurrency" in outcome.options

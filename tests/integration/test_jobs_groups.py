@@ -211,3 +211,10 @@ def test_a_worker_runs_a_group_one_after_the_other() -> None:
         jobs = [finished(id) for id in ids]
     spans = sorted((str(job.attempted_at), str(job.finished_at)) for job in jobs)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
+def test_the_end_of_a_job_wakes_its_worker_for_the_next_of_the_group() -> None:
+    ids = enqueue(6, "g")
+    with running_worker(poll=600.0):
+        for id in ids:
+            finished(id)
