@@ -79,6 +79,7 @@ def test_wheel_says_what_it_needs(wheel: Path) -> None:
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(line.split(">")[0].split("<")[0].lower() for line in needed) == [
         "channels",
+        "cronsim",
         "django",
         "django-tasks",
         "msgspec",
