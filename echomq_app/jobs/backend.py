@@ -15,10 +15,11 @@ worker sees it before the commit, so `transaction.on_commit` isn't needed. Jobs 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.core import checks
-from django.db import router
+from django.db import router, transaction
 
 from ..conf import current
 from ..core.ids import JobId
@@ -28,7 +29,7 @@ from ..exceptions import InvalidArgument, InvalidName, InvalidPayload, WrongBran
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
 from ..models.times import aware
-from .enqueueing import NewJob, enqueue
+from .enqueueing import Enqueued, NewJob, enqueue, enqueue_many
 from .options import JobOptions
 from .results import JobResult, as_django, result_of
 from .tasks import EchoMQTask, options_of
@@ -79,6 +80,30 @@ class EchoMQBackend(BaseTaskBackend):
         Raises `InvalidTask`, and `InvalidPayload` for arguments that aren't strict JSON
         or too large (`ECHOMQ["MAX_RECORD_BYTES"]`); then nothing was written.
         """
+        new, values = self._new_job(task, args, kwargs)
+        return self._result(task, enqueue(router.db_for_write(Job), new), values)
+
+    def enqueue_many(self, task: Task, calls: Iterable[tuple[Any, Any]]) -> list[JobResult]:
+        """Write a job for each `(args, kwargs)`, all or none; see `enqueue`.
+
+        Much quicker than one by one: thousands go with a statement. (Unique jobs don't: each
+        has to see whether it is the first.)
+        """
+        made = [self._new_job(task, args, kwargs) for args, kwargs in calls]
+        if not made:
+            return []
+        using, jobs = router.db_for_write(Job), [new for new, _ in made]
+        if jobs[0].unique_key:
+            with transaction.atomic(using=using, savepoint=False):
+                done = [enqueue(using, new) for new in jobs]
+        else:
+            done = enqueue_many(using, jobs)
+        return [
+            self._result(task, one, values) for one, (_, values) in zip(done, made, strict=True)
+        ]
+
+    def _new_job(self, task: Task, args: Any, kwargs: Any) -> tuple[NewJob, Any]:
+        """Return what is stored of a call, and its arguments as they come back."""
         options, stored_options = self._options(task)
         arguments = _encoded({"args": args, "kwargs": kwargs})
         values = decode(arguments)
@@ -97,7 +122,10 @@ class EchoMQBackend(BaseTaskBackend):
             group_limit=options.group_limit if group else None,
             retention=options.retention,
         )
-        done = enqueue(router.db_for_write(Job), new)
+        return new, values
+
+    def _result(self, task: Task, done: Enqueued, values: Any) -> JobResult:
+        """Return the result of what was enqueued, and send Django's signal."""
         if done.duplicate:
             first = self.get_result(done.id)
             object.__setattr__(first, "duplicate", True)

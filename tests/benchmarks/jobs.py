@@ -44,10 +44,15 @@ def run(*, rounds: int, quick: bool) -> dict[str, Any]:
         dsn = stack.enter_context(django_on("postgres", durable=not quick))
         connection = stack.enter_context(psycopg.connect(dsn, autocommit=True))
         contenders = dict(_contenders(stack, dsn, connection, quick))
-        figures = alternate(contenders, rounds)
+        cases = [
+            {"case": case, **compare(alternate(them, rounds), unit="jobs/s", ours=OURS)}
+            for case, them in (("run", contenders), *_enqueuing(stack, dsn, connection, quick))
+        ]
+    top = {key: value for key, value in cases[0].items() if key != "case"}
     return {
         "name": "jobs",
-        **compare(figures, unit="jobs/s", ours=OURS),
+        **top,
+        "cases": cases,
         "rounds": rounds,
         "missing": sorted(set(ALL) - set(contenders)),
     }
@@ -69,7 +74,7 @@ def _contenders(
     yield measured(
         OURS,
         [*manage, "echomq_worker", "--queue", QUEUE],
-        partial(_fill_ours, connection),
+        _fill_ours,
         partial(_count, connection, OURS_LEFT),
     )
     if _there("procrastinate"):
@@ -98,6 +103,47 @@ def _contenders(
             lambda number: [actor.send(n) for n in range(number)],
             lambda: broker.client.hlen(f"dramatiq:{QUEUE}.msgs"),
         )
+
+
+def _enqueuing(
+    stack: contextlib.ExitStack, dsn: str, connection: psycopg.Connection[Any], quick: bool
+) -> Iterator[tuple[str, dict[str, Callable[[], float]]]]:
+    """Jobs enqueued per second: one by one, each its own transaction, and many at once."""
+    single: dict[str, Callable[[int], object]] = {OURS: _enqueue_ours}
+    many: dict[str, Callable[[int], object]] = {OURS: _fill_ours}
+    if _there("procrastinate"):
+        app, noop = procrastinate_app(dsn)
+        stack.enter_context(app.open())
+        single["procrastinate"] = lambda number: [noop.defer(number=n) for n in range(number)]
+        many["procrastinate"] = lambda number: noop.batch_defer(
+            *({"number": n} for n in range(number))
+        )
+    numbers = (20, 100) if quick else (500, 5_000)
+    for case, contenders, number in zip(
+        ("enqueue one by one", "enqueue many"), (single, many), numbers, strict=True
+    ):
+        yield (
+            case,
+            {
+                name: partial(_timed, connection, enqueue, number)
+                for name, enqueue in contenders.items()
+            },
+        )
+
+
+def _timed(
+    connection: psycopg.Connection[Any], enqueue: Callable[[int], object], number: int
+) -> float:
+    begun = time.perf_counter()
+    enqueue(number)
+    elapsed = time.perf_counter() - begun
+    # Nobody runs these; the next round begins with as few.
+    connection.execute("TRUNCATE echomq_job, echomq_outbox")
+    connection.execute(
+        "DO $$BEGIN IF to_regclass('procrastinate_jobs') IS NOT NULL"
+        " THEN TRUNCATE procrastinate_jobs CASCADE; END IF; END$$"
+    )
+    return number / elapsed
 
 
 def _there(package: str) -> bool:
@@ -144,15 +190,19 @@ def _count(connection: psycopg.Connection[Any], statement: str) -> int:
     return int(number)
 
 
-def _fill_ours(connection: psycopg.Connection[Any], number: int) -> None:
-    from django.db import transaction
+def _fill_ours(number: int) -> None:
+    from echomq_app.jobs.bulk import call, enqueue_many
+    from tests.jobtasks import noop
 
+    enqueue_many(noop.using(queue_name=QUEUE), [call(n) for n in range(number)])
+
+
+def _enqueue_ours(number: int) -> None:
     from tests.jobtasks import noop
 
     task = noop.using(queue_name=QUEUE)
-    with transaction.atomic():
-        for n in range(number):
-            task.enqueue(n)
+    for n in range(number):
+        task.enqueue(n)
 
 
 def _fill_django_tasks_db(number: int) -> None:

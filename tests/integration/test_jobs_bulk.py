@@ -1,0 +1,103 @@
+"""Many jobs with few statements: the same rows and records as one by one."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from echomq_app.exceptions import InvalidArgument, InvalidPayload
+from echomq_app.jobs.bulk import aenqueue_many, call, enqueue_many
+from echomq_app.jobs.tasks_api import task_enqueued
+from echomq_app.models import Job
+from tests import jobtasks
+from tests.integration.jobs import hearing, history, records, running_worker
+from tests.wait import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+_OWN = {"id", "run_after", "enqueued_at"}
+
+
+def row(id: str) -> dict[str, Any]:
+    (values,) = Job.objects.filter(pk=id).values()
+    return {name: value for name, value in values.items() if name not in _OWN}
+
+
+def test_rows_and_records_are_those_of_one_by_one() -> None:
+    task: Any = jobtasks.add.using(priority=3)
+    task = task.using(group="g", concurrency=2, retention=60.0)
+    alone = task.enqueue(1, b=2)
+    (many,) = enqueue_many(task, [call(1, b=2)])
+    assert row(many.id) == row(alone.id)
+    (one,), (other,) = records(alone.id), records(many.id)
+    assert one[0] == other[0] and one[1].keys() == other[1].keys()
+    assert (many.args, many.kwargs, many.state, many.task) == (
+        alone.args,
+        alone.kwargs,
+        alone.state,
+        alone.task,
+    )
+
+
+def test_in_the_order_of_the_calls_with_few_statements() -> None:
+    signals: list[Any] = []
+
+    def heard(task_result: Any, **more: Any) -> None:
+        signals.append(task_result.id)
+
+    task_enqueued.connect(heard)
+    try:
+        with CaptureQueriesContext(connection) as queries:
+            results = enqueue_many(jobtasks.noop, (call(n) for n in range(2_500)))
+    finally:
+        task_enqueued.disconnect(heard)
+    assert signals == [result.id for result in results] == sorted(signals)
+    assert [result.args for result in results] == [[n] for n in range(2_500)]
+    if connection.vendor == "postgresql":
+        assert len([q for q in queries if "INSERT" in q["sql"]]) == 3
+    stored = Job.objects.order_by("pk").values_list("arguments", flat=True)
+    assert [arguments["args"][0] for arguments in stored] == list(range(2_500))
+
+
+def test_all_or_none_and_nothing_before_the_commit() -> None:
+    with pytest.raises(InvalidPayload):
+        enqueue_many(jobtasks.noop, [call(1), call(float("nan"))])
+    with hearing() as heard:
+        with transaction.atomic():
+            enqueue_many(jobtasks.noop, [call(1)])
+            assert not heard.names()
+            transaction.set_rollback(True)
+        assert not Job.objects.exists() and not heard.names()
+    assert enqueue_many(jobtasks.noop, []) == []
+
+
+def test_scheduled_unique_and_other_backends() -> None:
+    due = timezone.now() + dt.timedelta(hours=1)
+    later = enqueue_many(jobtasks.noop.using(run_after=due), [call(1)])
+    assert [result.state for result in later] == ["scheduled"]
+    unique: Any = jobtasks.noop.using(queue_name="u")
+    first, second, third = enqueue_many(unique.using(unique=True), [call(1), call(2), call(1)])
+    assert (first.duplicate, second.duplicate, third.duplicate) == (False, False, True)
+    assert third.id == first.id
+    foreign: Any = type("T", (), {"backend": "x", "get_backend": lambda self: object()})()
+    with pytest.raises(InvalidArgument, match="can't enqueue many"):
+        enqueue_many(foreign, [call(1)])
+
+
+async def test_from_async_code() -> None:
+    results = await aenqueue_many(jobtasks.noop, [call(n) for n in range(3)])
+    assert await Job.objects.filter(pk__in=[result.id for result in results]).acount() == 3
+
+
+def test_a_worker_is_woken_and_runs_them() -> None:
+    with running_worker(poll=30):
+        ids = [result.id for result in enqueue_many(jobtasks.noop, [call(n) for n in range(20)])]
+        done = Job.objects.filter(pk__in=ids, state="completed")
+        wait_until(lambda: done.count() == 20)
+    assert [job.result for job in done.order_by("pk")] == list(range(20))
+    assert history(ids[0]) == ["enqueued", "started", "completed"]
