@@ -13,7 +13,9 @@ from django.db import connections
 from ..models.times import now, stored
 
 _CANCELLED = "EXISTS (SELECT 1 FROM echomq_cancelrequest c WHERE c.job_id = j.id)"
-_FREE = f"j.queue = %s AND j.state = 'ready' AND j.parked = 0 AND NOT {_CANCELLED}"
+# Twice the same: Django 5.2 wrote the index's condition in one way, 6.1 in the other.
+_NOT_PARKED = "j.parked = 0 AND NOT j.parked"
+_FREE = f"j.queue = %s AND j.state = 'ready' AND {_NOT_PARKED} AND NOT {_CANCELLED}"
 _OPEN = "NOT EXISTS (SELECT 1 FROM echomq_queue q WHERE q.name = %s AND q.paused_at IS NOT NULL)"
 _ANY_READY = f"SELECT EXISTS (SELECT 1 FROM echomq_job j WHERE {_FREE}) AND {_OPEN}"
 # A write first, also where transactions begin deferred: it takes the lock, or waits for it.
