@@ -78,7 +78,8 @@ class Worker:
         self._claims = Claims(self.using)
         self._shares = Shares({queue: options.weights.get(queue, 1) for queue in options.queues})
         self._begun = 0
-        self._spent = ""
+        self.spent = ""
+        """After what it ended by itself (`max_jobs`, `max_rss`); empty if it didn't."""
         self._next_reconcile = 0.0
         self._waiter = engine.waiter(*(queue_wake_group(queue) for queue in options.queues))
         self._completer = Completer(
@@ -185,7 +186,7 @@ class Worker:
         room = self._attempts.room()
         if self.options.max_jobs is not None:
             room = min(room, self.options.max_jobs - self._begun)
-        if room < 1 or self._lease.in_doubt or self._spent:
+        if room < 1 or self._lease.in_doubt or self.spent:
             return _Taken(0, 0)
         turn = self._shares.turn(room)
         count, short = 0, set()
@@ -218,15 +219,15 @@ class Worker:
 
     def _is_spent(self) -> bool:
         """Tell whether this process has done its part; from then on it claims nothing."""
-        if not self._spent:
+        if not self.spent:
             jobs, memory = self.options.max_jobs, self.options.max_rss
             if jobs is not None and self._begun >= jobs:
-                self._spent = f"{self._begun} jobs"
+                self.spent = f"{self._begun} jobs"
             elif memory is not None and (used := resident_bytes()) > memory * 2**20:
-                self._spent = f"{used // 2**20} MiB of memory"
-            if self._spent:
-                logger.info("event=worker_spent worker=%s after=%r", self.name, self._spent)
-        return bool(self._spent)
+                self.spent = f"{used // 2**20} MiB of memory"
+            if self.spent:
+                logger.info("event=worker_spent worker=%s after=%r", self.name, self.spent)
+        return bool(self.spent)
 
     def _reconcile(self) -> None:
         """Hand back jobs that the database says are ours and that we never heard of.

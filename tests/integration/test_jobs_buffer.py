@@ -20,8 +20,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def five_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have workers claim five ahead, as they do when jobs are short."""
-    monkeypatch.setattr(Prefetch, "ahead", lambda self, begun, now: 5)
+    """Have workers claim five ahead, as if jobs were short, until they had to give some back."""
+    slow = set[int]()
+    monkeypatch.setattr(Prefetch, "ahead", lambda self, *rate: 0 if id(self) in slow else 5)
+    monkeypatch.setattr(Prefetch, "forget", lambda self: slow.add(id(self)))
 
 
 @pytest.fixture

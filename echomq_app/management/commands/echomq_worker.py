@@ -103,6 +103,8 @@ class Command(BaseCommand):
             written = worker.run()
         except WorkerError as error:
             raise CommandError(str(error), returncode=NO_START) from error
+        if worker.spent:
+            self.stdout.write(f"Worker {worker.name} ends after {worker.spent}.")
         if worker.left_behind:
             # Their handlers still run in daemon threads, which could not be ended.
             _leave(0 if written else FAILURE)
