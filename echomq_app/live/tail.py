@@ -213,18 +213,19 @@ class StreamTail:
     def _done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         self.fail(error or UnknownStream(self.name))
+        # Here, not in `fail`: only now has the task handed back whom it was answering.
+        for future in (*self._asked, *(future for _, future in self._promised)):
+            if not future.done():
+                future.set_exception(self.failure or UnknownStream(self.name))
 
     def fail(self, error: BaseException) -> None:
-        """Tell everybody that nothing more comes, and why."""
+        """End the tail, and tell everybody that nothing more comes, and why."""
         if self.failure is not None:
             return
         self.failure = error
         self._task.cancel()
         if not isinstance(error, UnknownStream):
             logger.error("event=tail_died stream=%s", self.name, exc_info=error)
-        for future in (*self._asked, *(future for _, future in self._promised)):
-            if not future.done():
-                future.set_exception(error)
         if self.life is not None:
             self._kept.forget(self.life)
         self._ended(self)

@@ -19,6 +19,7 @@ from echomq_app.models import Job, Worker
 from tests import jobtasks
 from tests.databases import concurrently, session
 from tests.integration.jobs import USING, claim, finished, outcome, register, running_worker
+from tests.wait import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,7 +41,15 @@ def ids_of(claimed: list[ClaimedJob]) -> list[str]:
 
 
 def finish(*jobs: ClaimedJob, ending: Ending = Ending.RETURNED, **more: Any) -> None:
-    settle(USING, [outcome(job, ending, **more) for job in jobs])
+    rest = [outcome(job, ending, **more) for job in jobs]
+
+    def is_settled() -> bool:
+        nonlocal rest
+        rest = settle(USING, rest).later
+        return not rest
+
+    # A claim that looked before another had claimed a job holds its row until it commits.
+    wait_until(is_settled)
 
 
 class TestLimit:
