@@ -21,6 +21,8 @@ from tests.wait import wait_until, wait_until_async
 pytestmark = [pytest.mark.database, pytest.mark.asyncio(loop_scope="module")]
 
 FAVICON = re.compile(r"/favicon\.ico")
+FASTER = "Autofocus processing was blocked because a document already has a focused element."
+"""Said when the test has filled a field before the page had put its cursor there."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ async def admin(
     problems: list[str] = []
 
     def on_console(message: ConsoleMessage) -> None:
-        if not FAVICON.search(str(message.location)):
+        if not FAVICON.search(str(message.location)) and message.text != FASTER:
             problems.append(f"{message.type}: {message.text} ({message.location})")
 
     small = request.param == "phone"
