@@ -12,7 +12,7 @@ from playwright.async_api import expect
 from project.seismic.quakes import TOTAL, week
 from tests.browser.conftest import OpenPage, Site
 from tests.browser.rough_proxy import rough_proxy
-from tests.browser.seismic import Seismic
+from tests.browser.seismic import LASTING, Seismic
 from tests.servers import private_asgi
 
 pytestmark = [
@@ -29,13 +29,14 @@ async def test_page_that_was_offline_ends_with_the_list_of_one_that_was_not(
     fresh: Seismic, site: Site, open_page: OpenPage
 ) -> None:
     dropped = await open_page(site.server.url)
-    await fresh.start()
+    await fresh.start(slider=LASTING)
     await asyncio.gather(dropped.at_least("log-came", 100), fresh.at_least("log-came", 100))
     await dropped.drop()
     away_from = await dropped.count("log-came")
     await fresh.at_least("log-came", away_from + 300)
     assert await dropped.count("log-came") == away_from
     await dropped.restore()
+    await fresh.hurry()
 
     for page in (fresh, dropped):
         await expect(page.figure("log-came")).to_have_text("1,707")
@@ -63,7 +64,7 @@ async def test_server_killed_and_started_again_leaves_no_hole(
 ) -> None:
     with private_asgi(env=site.env) as server:
         page = await open_page(server.url, may_lose_server=True)
-        await fresh.start()
+        await fresh.start(slider=LASTING)
         await page.at_least("log-came", 100)
         server.kill()
         await expect(page.page.locator("#connection")).to_have_attribute(
@@ -73,6 +74,7 @@ async def test_server_killed_and_started_again_leaves_no_hole(
         await fresh.at_least("log-came", away_from + 200)
         server.restart()
         await page.connected()
+        await fresh.hurry()
         await expect(page.figure("log-came")).to_have_text("1,707")
         assert await page.rows("log-list") == ALL
         await expect(page.story).to_contain_text("The connection broke at position")
@@ -90,9 +92,10 @@ async def test_line_that_went_dead_without_a_word_is_noticed_and_leaves_no_hole(
         await page.page.clock.install()
         await page.page.reload()
         await page.connected()
-        await fresh.start()
+        await fresh.start(slider=LASTING)
         await page.at_least("log-came", 100)
         proxy.swallow()
+        await fresh.hurry()
         await fresh.finished()
         away_from = await page.count("log-came")
         assert away_from < TOTAL
@@ -168,7 +171,9 @@ async def test_without_a_broker_the_page_says_that_only_the_log_crosses_processe
 async def test_keyboard_alone_is_enough(fresh: Seismic) -> None:
     keyboard = fresh.page.keyboard
     await fresh.page.get_by_label("Speed").focus()
-    await keyboard.press("End")
+    await keyboard.press("Home")
+    for _ in range(4):
+        await keyboard.press("PageUp")
     await keyboard.press("Tab")
     await keyboard.press("Enter")
     await fresh.at_least("log-came", 1)
