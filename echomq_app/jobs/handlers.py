@@ -28,7 +28,7 @@ from .context import JobContext, Report
 from .outcomes import Ending, Outcome, error_record
 from .results import JobResult, as_django, error_of, result_of_claim
 from .running import Asked, RunningJob
-from .tasks import load_task
+from .tasks import backend_class, load_task
 from .tasks_api import Task, TaskResultStatus, normalize_json, task_finished, task_started
 
 logger = logging.getLogger("echomq.jobs")
@@ -70,7 +70,7 @@ def prepare(job: RunningJob, report: Report) -> Call | Outcome | None:
             _report=report,
         )
         args.insert(0, context)
-    backend = type(task.get_backend())
+    backend = backend_class(task.backend)
     return Call(job=job, task=task, backend=backend, result=result, args=args, kwargs=kwargs)
 
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Self
 
+from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from ..exceptions import UnknownTask
 from .context import JobContext
 from .options import JobOptions, declared
-from .tasks_api import InvalidTask, InvalidTaskBackend, Task, TaskContext
+from .tasks_api import (
+    BaseTaskBackend,
+    InvalidTask,
+    InvalidTaskBackend,
+    Task,
+    TaskContext,
+    task_backends,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +138,33 @@ def task_for(path: str, *, backend: str, **attributes: Any) -> Task:
 
 def as_enqueued(task: Task, **attributes: Any) -> Task:
     """Return the task as `using()` made it before it was enqueued, where that may still be."""
-    changed = {name: new for name, new in attributes.items() if getattr(task, name) != new}
-    if not changed:  # nearly always, and a new task is validated
-        return task
+    changed = tuple(
+        [(name, new) for name, new in attributes.items() if getattr(task, name) != new]
+    )
+    return _changed(task, changed) if changed else task
+
+
+@lru_cache(maxsize=1_000)  # each new task is validated, and a queue's jobs are of few
+def _changed(task: Task, attributes: tuple[tuple[str, Any], ...]) -> Task:
     try:
-        return dataclasses.replace(task, **changed)
+        return dataclasses.replace(task, **dict(attributes))
     except (InvalidTask, InvalidTaskBackend):
         return task
+
+
+@lru_cache(maxsize=100)
+def backend_class(alias: str) -> type[BaseTaskBackend]:
+    """Return the class of a backend: who sends Django's signals of its tasks."""
+    return type(task_backends[alias])
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "TASKS":
+        _changed.cache_clear()
+        backend_class.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="echomq.tasks")
 
 
 def _missing(path: str) -> Callable[..., Any]:
