@@ -34,7 +34,7 @@ class Subscriber:
     node: str
     boot: str
     gone: set[str]
-    """Who had been given up on when it joined."""
+    """Who was dead already, and given up on, when it joined."""
     heard: list[tuple[str, int, int] | str] = dataclasses.field(default_factory=list)
 
 
@@ -65,7 +65,9 @@ class Simulation:
         self.subscribers: list[Subscriber] = []
         self.written: dict[str, list[list[float]]] = {}  # by boot and index: when
         self.names: dict[str, str] = {}
-        self.known: dict[str, set[str]] = {}  # by boot: whom it ever met
+        self.began: dict[str, float] = {}  # by boot
+        self.waited: dict[str, dict[str, float]] = {}
+        """By boot: until when it counted on hearing of whom."""
         self.events: list[Any] = []
         self.left: set[str] = set()  # boots that said bye or died
         self._rules = {
@@ -97,7 +99,8 @@ class Simulation:
         machine = Machine(node, [])
         self.machines[name] = machine
         self.names[boot] = name
-        self.known[boot] = set()
+        self.began[boot] = began
+        self.waited[boot] = {}
         self.written[boot] = [[] for _ in node.producers]
         for _ in range(subscribers):
             self.join(name)
@@ -108,8 +111,9 @@ class Simulation:
     def join(self, name: str) -> Subscriber:
         """Let a subscriber join at a node."""
         machine = self.machines[name]
-        sources = machine.node.receiver.sources
-        gone = {boot for boot, source in sources.items() if source.told}
+        node = machine.node
+        gone = {boot for boot in self.left if not node.receiver.watches(boot)}
+        gone &= set(node.receiver.sources) | set(node._lives._lost)
         subscriber = Subscriber(self.now, name, machine.node.boot, gone)
         machine.subscribers.append(subscriber)
         self.subscribers.append(subscriber)
@@ -185,6 +189,7 @@ class Simulation:
         if machine.alive:
             if self.now >= machine.frozen_until:
                 self._do(machine, machine.node.tick(self._clock(machine)))
+                self._note(machine)
             self.at(max(self.now, machine.frozen_until) + TICK, lambda: self._tick(machine))
 
     def _clock(self, machine: Machine) -> float:
@@ -240,7 +245,12 @@ class Simulation:
         frame = frames.decode(wire)
         self._producer = frame.boot
         self._do(machine, machine.node.on_frame(frame, self._clock(machine)))
-        self.known[boot] |= set(machine.node.receiver.sources)
+        self._note(machine)
+
+    def _note(self, machine: Machine) -> None:
+        receiver = machine.node.receiver
+        counted_on = {boot: self.now for boot in receiver.sources if receiver.watches(boot)}
+        self.waited[machine.node.boot].update(counted_on)
 
     # The guarantee.
 
@@ -287,7 +297,9 @@ class Simulation:
         if machine is None or machine.node.boot != subscriber.boot or not self.calm:
             return
         for boot, indexes in self.written.items():
-            if boot == subscriber.boot or boot not in self.known[subscriber.boot]:
+            if boot == subscriber.boot or not self._was_met(
+                boot, since=self.began[subscriber.boot]
+            ):
                 continue
             for index, times in enumerate(indexes):
                 if (boot, index) in due:
@@ -295,6 +307,16 @@ class Simulation:
                     assert cursor < 0 or cursor == len(times), (subscriber, boot, index, cursor)
                 elif boot not in told | (subscriber.gone & self.left):
                     assert all(when <= subscriber.since for when in times), (subscriber, boot)
+
+    def _was_met(self, boot: str, *, since: float) -> bool:
+        """Tell whether anybody who is still there counted on the node since then.
+
+        What nobody else has ever heard of is over with its process.
+        """
+        return any(
+            self.waited[machine.node.boot].get(boot, -1.0) >= since
+            for machine in self.machines.values()
+        )
 
     calm = False
     _producer = ""
@@ -363,3 +385,35 @@ def _happen(sim: Simulation, dice: random.Random, names: list[str]) -> None:
         sim.kill(name)
     else:
         sim.leave(name)
+
+
+def strangers(seed: int) -> Simulation:
+    """Let short-lived nodes come, send and go, while lines are cut for long, and settle."""
+    dice = random.Random(f"strangers {seed}")
+    sim = Simulation(seed, buffer_size=dice.choice([4, 40]), max_batch=3)
+    sim.loss = dice.choice([0.0, 0.1])
+    residents, guests = ["a", "b", "c"], ["x", "y"]
+    for name in residents:
+        sim.start(name)
+    sim.run(1)
+    for _ in range(dice.randint(10, 40)):
+        name, other = dice.choice(guests), dice.choice([*residents, *guests])
+        roll = dice.random()
+        if roll < 0.3:
+            one = dice.choice(residents)
+            sim.cut_line(one, other, both=dice.random() < 0.7)
+        elif roll < 0.4:
+            sim.heal()
+        elif roll < 0.5:
+            sim.join(dice.choice(residents))
+        elif name not in sim.machines:
+            sim.start(name, subscribers=0)
+        elif roll < 0.75:
+            sim.write(name, dice.choice([1, 5]))
+        elif roll < 0.93:
+            sim.kill(name)
+        else:
+            sim.leave(name, patience=0.5)
+        sim.run(dice.choice([0.02, 0.3, 2.0, 8.0]))
+    sim.settle()
+    return sim

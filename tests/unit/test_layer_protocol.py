@@ -229,8 +229,9 @@ def test_who_missed_a_command_that_came_and_went_is_told(away: float) -> None:
     sim.run(away)
     sim.settle()
     assert [item for item in sim.heard("a") if item != "b"] == positions(0, 1, 2)
-    # By a's hellos; after forget_after nobody knows it any more, and b knows that.
-    assert [item for item in sim.heard("b") if item != "a"] == ["command" if away < 6 else "b"]
+    # By a's hellos. After forget_after others than a may have gone too, and b knows that.
+    told = [item for item in sim.heard("b") if item != "a"]
+    assert told == (["command"] if away < 6 else ["b", "command"])
 
 
 def test_who_began_after_a_command_had_left_is_not_told_of_it() -> None:
@@ -273,6 +274,89 @@ def test_a_node_that_was_stopped_for_longer_than_others_remember_is_told() -> No
     sim.freeze("b", 20.0)
     sim.run(25)
     assert "b" in sim.heard("b")
+
+
+def stranger(*, unknown_to: str) -> Simulation:
+    """Return a, b, and x, which has sent something, and is out of reach of some of them."""
+    sim = pair()
+    for other in unknown_to:
+        sim.cut_line("x", other)
+    sim.start("x", subscribers=0)
+    sim.run(0.3)
+    sim.write("x", 3)
+    sim.run(0.5)
+    return sim
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_missed_a_node_that_came_and_died_is_told(restarts: bool) -> None:
+    sim = stranger(unknown_to="b")
+    sim.kill("x")
+    if restarts:  # a takes the new life's word for it, at once; b has never heard of the old one
+        sim.start("x", subscribers=0)
+        sim.heal()
+        sim.run(1.0)
+    else:
+        sim.run(10)
+    assert sim.heard("a") == [*positions(0, 1, 2), "x"]
+    assert sim.heard("b") == ["x"]
+    sim.run(60)
+    assert sim.heard("b") == ["x"]
+
+
+def test_who_began_after_a_dead_node_was_given_up_is_not_told_of_it() -> None:
+    sim = stranger(unknown_to="b")
+    sim.kill("x")
+    sim.run(10)
+    sim.start("c")
+    sim.settle()
+    assert sim.heard("c") == []
+
+
+def test_what_died_with_a_node_that_nobody_had_met_is_owed_to_nobody() -> None:
+    # No byte of it ever reached another process, so there is nobody who could know.
+    sim = stranger(unknown_to="ab")
+    sim.kill("x")
+    sim.settle()
+    sim.check()
+    assert (sim.heard("a"), sim.heard("b")) == ([], [])
+
+
+@pytest.mark.parametrize("ends", ["bye", "crash"])
+def test_one_who_could_not_hear_of_an_end_for_long_asks_for_it(ends: str) -> None:
+    # a's heartbeats have told of it for as long as they do, and none of them reached b.
+    sim = stranger(unknown_to="b")
+    sim.cut_line("a", "b", both=False)
+    if ends == "bye":
+        sim.leave("x")
+    else:
+        sim.kill("x")
+    sim.run(40)
+    assert "x" not in sim.heard("b")
+    sim.settle(3)
+    assert sim.heard("b").count("x") == 1
+    sim.settle()
+    assert sim.heard("b").count("x") == 1
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_one_that_was_given_up_too_soon_and_dies_later_is_told_of_again(met: bool) -> None:
+    sim = stranger(unknown_to="" if met else "b")
+    sim.cut_line("x", "a")
+    sim.cut_line("x", "b")
+    sim.run(10)
+    assert sim.heard("b")[-1] == "x"
+    sim.cut -= {("x", "a"), ("a", "x")}  # it is there, for a alone
+    sim.join("b")
+    sim.run(1)
+    sim.write("x")
+    sim.run(1)
+    assert sim.heard("a")[-1] == (0, 3)
+    sim.kill("x")
+    sim.settle()
+    sim.check()
+    assert sim.heard("b").count("x") == 2
+    assert sim.heard("b", 1) == ["x"]
 
 
 # Traps.
@@ -644,7 +728,10 @@ def test_frames_come_back_as_they_were() -> None:
             cursors=[1, 2**63],
             expected={"b": {0: 5, 3: 7}},
             gone=[("c", "command", [0, 3], 1.5)],
-            asks=True,
+            lost=[("d", "web", 2.5)],
+            age=100.0,
+            since=40.0,
+            asks=3.5,
         ),
         frames.Batch(boot="a", name="n", control="c", index=1, base=2, records=[("g", b"\x80")]),
         frames.Ack(boot="a", to="b", index=0, cursor=5),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.echo_simulation import Simulation, chaos
+from tests.echo_simulation import Simulation, chaos, strangers
 
 RUNS = 100
 
@@ -14,6 +14,14 @@ def test_in_order_and_once_or_told(part: int) -> None:
     for seed in range(part * RUNS // 4, (part + 1) * RUNS // 4):
         try:
             chaos(seed).check()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_guests_that_come_and_go_unseen_by_some() -> None:
+    for seed in range(30):
+        try:
+            strangers(seed).check()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 

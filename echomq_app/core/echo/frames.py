@@ -20,6 +20,11 @@ Gone = tuple[str, str, list[int], float]
 seconds ago that was."""
 
 
+Lost = tuple[str, str, float]
+"""A node that fell silent without a bye: its boot, its name, and how many seconds ago it was
+given up."""
+
+
 class FrameRefused(Exception):
     """Bytes that are no frame, or one of a version that we can't read."""
 
@@ -48,8 +53,15 @@ class Hello(Frame, frozen=True, array_like=True, tag="h"):
     """What it needs next from each boot that it knows, by the producer's index."""
     gone: list[Gone]
     """Who said bye to it lately: another node may have missed all of somebody's short life."""
-    asks: bool = False
-    """Whether it wants a hello in return (a ping)."""
+    lost: list[Lost]
+    """Whom it has given up lately."""
+    age: float
+    """Seconds since its life began, also those in which it was stopped."""
+    since: float
+    """The age from which on `gone` and `lost` are complete."""
+    asks: float = -1.0
+    """The age of the receiver since which this node wants to be told who has gone, in a
+    hello in return, at once (a ping too); negative: it wants none."""
 
 
 class Batch(Frame, frozen=True, array_like=True, tag="b"):

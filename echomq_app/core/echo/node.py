@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .effects import Broadcast, Deliver, Effect, Happened, Notify, Send
-from .frames import Ack, AnyFrame, Batch, Bye, Gone, Hello, Record
-from .peers import QUIET_BEATS, Lives, Peer, Rules
+from .frames import Ack, AnyFrame, Batch, Bye, Hello, Record
+from .lives import Lives
+from .peers import QUIET_BEATS, Peer, Rules
 from .receiver import Notice, Receiver
 from .sending import Sending
 
@@ -50,7 +51,7 @@ class EchoNode:
         self._link_since: float | None = None
         self._wrote_at: float | None = None
         self._next_beat = now
-        self._lives = Lives(QUIET_BEATS * rules.heartbeat_interval)
+        self._lives = Lives(QUIET_BEATS * rules.heartbeat_interval, rules.forget_after)
         self._skewed: set[str] = set()
 
     @property
@@ -132,7 +133,9 @@ class EchoNode:
         for boot, peer in list(self.peers.items()):
             effects += self.sending.overdue(boot, now)
             if self.sending.ping_is_due(boot, now):
-                effects.append(Send(peer.control, self._hello(now, wall, asks=True)))
+                source = self.receiver.sources.get(boot)
+                asks = 0.0 if source is None else source.witnessed or 0.0
+                effects.append(Send(peer.control, self._hello(now, wall, asks=asks)))
             effects += self._forget_if_gone(boot, peer, now)
         return effects + self.sending.pump(self.peers, now)
 
@@ -159,11 +162,14 @@ class EchoNode:
         patience = self.rules.forget_after
         if self._link_since is None or now - self._link_since < patience:
             return []
-        notices = self.receiver.vanished(now, patience) + self.receiver.overdue(now, patience)
+        vanished = self.receiver.vanished(now, patience)
+        for boot, notice in vanished.items():
+            self._lives.lose(boot, notice.node, self._age())
+        notices = [*vanished.values(), *self.receiver.overdue(now, patience)]
         return [Notify(notice) for notice in notices]
 
     def _on_hello(self, hello: Hello, now: float, wall: float) -> list[Effect]:
-        effects = self._replace(hello, now) + self._hear_of(hello.gone)
+        effects = self._replace(hello, now) + self._hear_of(hello)
         peer = self.peers.get(hello.boot)
         is_new = peer is None
         if peer is None:
@@ -177,8 +183,11 @@ class EchoNode:
         ours = hello.expected.get(self.boot)
         if ours is not None:
             self.sending.seat(hello.boot, ours)
-        if is_new or ours is None or hello.asks:
-            effects.append(Send(peer.control, self._hello(now, wall)))
+        asks = self.receiver.witness(hello.boot, hello.age, hello.since)
+        if is_new or ours is None or asks is not None or hello.asks >= 0:
+            since = hello.asks if hello.asks >= 0 else None
+            answer = self._hello(now, wall, asks=-1.0 if asks is None else asks, since=since)
+            effects.append(Send(peer.control, answer))
         effects += self._skew(hello, wall)
         return effects + self.sending.heard(hello.boot, now)
 
@@ -203,17 +212,23 @@ class EchoNode:
             *self._forget(boot, "it said bye"),
         ]
 
-    def _hear_of(self, gone: list[Gone]) -> list[Effect]:
-        """Take another node's word that somebody said bye, if it wasn't said to us.
+    def _hear_of(self, hello: Hello) -> list[Effect]:
+        """Take another node's word that somebody has gone, if we don't know ourselves.
 
-        Its bye was lost on the way; or it came, sent and went while our link was down, and
-        never knew of us.
+        A bye was lost on the way; or somebody came, sent and went while our link was down,
+        and neither of us knew of the other.
         """
         effects: list[Effect] = []
-        for boot, name, cursors, ago in gone:
+        now = self._age()
+        for boot, name, cursors, ago in hello.gone:
             is_news = boot != self.boot and not self._lives.has_ended(boot)
-            if is_news and ago < self._age():  # otherwise it was before our time
+            if is_news and ago < now:  # otherwise it was before our time
                 effects += self._on_bye(boot, name, cursors, ago)
+        for boot, name, ago in hello.lost:
+            is_ours = boot == self.boot or self.receiver.watches(boot)
+            if not is_ours and ago < now and self._lives.is_news(boot, now - ago):
+                self._lives.lose(boot, name, now - ago)
+                effects.append(Notify(Notice(node=name, missed=0)))
         return effects
 
     def _forget_if_gone(self, boot: str, peer: Peer, now: float) -> list[Effect]:
@@ -242,6 +257,8 @@ class EchoNode:
         effects: list[Effect] = []
         for boot, source in list(self.receiver.sources.items()):
             if source.name == hello.name and boot != hello.boot:
+                if self.receiver.watches(boot):
+                    self._lives.lose(boot, hello.name, self._age())
                 notice = self.receiver.replaced(boot)
                 if notice is not None:
                     effects.append(Notify(notice))
@@ -256,16 +273,25 @@ class EchoNode:
         self._skewed.add(hello.boot)
         return [Happened("clock_skew", {"node": hello.name, "seconds": round(skew, 1)})]
 
-    def _hello(self, now: float, wall: float, *, asks: bool = False) -> Hello:
+    def _hello(
+        self, now: float, wall: float, *, asks: float = -1.0, since: float | None = None
+    ) -> Hello:
+        """Introduce ourselves. `since`: our age from which on to tell who has gone, if asked."""
+        age = self._age()
+        lately = max(0.0, age - self.rules.forget_after)
+        since = lately if since is None else min(since, lately)
         return Hello(
             boot=self.boot,
             name=self.name,
             control=self.control,
             data=self.data,
-            writing=-1.0 if self._wrote_at is None else self._age() - self._wrote_at,
+            writing=-1.0 if self._wrote_at is None else age - self._wrote_at,
             clock=wall,
             cursors=self.sending.cursors(),
             expected=self.receiver.expected(now - self.rules.forget_after),
-            gone=self._lives.ended_since(self._age() - self.rules.forget_after, self._age()),
+            gone=self._lives.ended_since(since, age),
+            lost=self._lives.lost_since(since, age),
+            age=age,
+            since=since,
             asks=asks,
         )

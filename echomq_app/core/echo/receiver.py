@@ -47,6 +47,8 @@ class Source:
     """It vanished without a bye, and our subscribers know."""
     replaced: bool = False
     """A new life of the node has begun."""
+    witnessed: float | None = None
+    """The age of it until which we know all that it knows of who has gone."""
 
 
 class Receiver:
@@ -128,17 +130,36 @@ class Receiver:
         source.told = source.replaced = True
         return Notice(node=source.name, missed=0)
 
-    def vanished(self, now: float, patience: float) -> list[Notice]:
+    def vanished(self, now: float, patience: float) -> dict[str, Notice]:
         """Give up, once each, on nodes that have been silent for `patience` seconds.
 
         They said no bye, so they may have died with something that nobody else has.
         """
-        notices = []
-        for source in self.sources.values():
+        notices = {}
+        for boot, source in self.sources.items():
             if not source.told and now - source.heard >= patience:
                 source.told = True
-                notices.append(Notice(node=source.name, missed=0))
+                notices[boot] = Notice(node=source.name, missed=0)
         return notices
+
+    def watches(self, boot: str) -> bool:
+        """Tell whether we would notice ourselves that this life has vanished."""
+        source = self.sources.get(boot)
+        return source is not None and not source.told
+
+    def witness(self, boot: str, age: float, since: float) -> float | None:
+        """Hear who has gone from a node that was `age` old, complete from `since` on.
+
+        Returns since when we should ask it, if there is a hole before that: we were out of
+        each other's hearing for longer than its hello reaches back.
+        """
+        source = self.sources[boot]
+        if source.witnessed is None:  # What was before our own time is nothing to us.
+            source.witnessed = max(0.0, age - self._age())
+        if since > source.witnessed:
+            return source.witnessed
+        source.witnessed = max(source.witnessed, age)
+        return None
 
     def overdue(self, now: float, patience: float) -> list[Notice]:
         """Give up on what producers wrote and never brought, `patience` seconds after."""
