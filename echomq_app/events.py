@@ -78,7 +78,7 @@ def publish(queue: str, event: str, job_id: JobId | str, data: Any = None) -> in
     Raises `WrongBrand`, `InvalidName` or `InvalidPayload` before anything is sent.
     """
     limit = current().MAX_RECORD_BYTES
-    return _send(check_queue_name(queue), [to_wire(event, job_id, data, limit=limit)])
+    return send_wire(check_queue_name(queue), [to_wire(event, job_id, data, limit=limit)])
 
 
 async def apublish(queue: str, event: str, job_id: JobId | str, data: Any = None) -> int | None:
@@ -93,7 +93,7 @@ def publish_many(queue: str, events: Iterable[NewEvent]) -> int | None:
     are checked before the message is sent; no events, no message.
     """
     wire = _to_wire(check_queue_name(queue), events)
-    return _send(queue, wire) if wire else 0
+    return send_wire(queue, wire) if wire else 0
 
 
 async def apublish_many(queue: str, events: Iterable[NewEvent]) -> int | None:
@@ -110,7 +110,7 @@ def publish_on_commit(
     """
     limit = current().MAX_RECORD_BYTES
     wire = [to_wire(event, job_id, data, limit=limit)]
-    hint = Hint(partial(_send, check_queue_name(queue), wire))
+    hint = Hint(partial(send_wire, check_queue_name(queue), wire))
     transaction.on_commit(hint, using=using, robust=True)
 
 
@@ -160,7 +160,8 @@ taps: list[Callable[[Event], None]] = []
 """Who sees each event that this process sends; for tests."""
 
 
-def _send(queue: str, wire: list[WireEvent]) -> int | None:
+def send_wire(queue: str, wire: list[WireEvent]) -> int | None:
+    """Send events that are checked and encoded: the app's own. See `publish_many`."""
     message = _Message(type=EVENTS, queue=queue, events=wire)
     for tap in taps:
         for event in from_wire(message):

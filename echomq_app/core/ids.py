@@ -13,6 +13,7 @@ order is position order, however many writers there are.
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 import uuid
@@ -170,25 +171,21 @@ class _JobIds:
         self._milliseconds = 0
         self._counter = 0
 
-    def mint(self) -> JobId:
-        entropy = int.from_bytes(os.urandom(9), "big")
+    def mint(self, count: int) -> list[JobId]:
+        entropy = os.urandom(5 + 4 * count)
         now = time.time_ns() // 1_000_000
         with self._lock:
             if now > self._milliseconds:
                 self._milliseconds = now
                 # The counter starts low enough that a millisecond can't use it up.
-                self._counter = entropy >> 32 & (1 << 40) - 1
-            else:
-                self._counter += 1
-            milliseconds, counter = self._milliseconds, self._counter
-        return JobId.from_int(
-            milliseconds << 80
-            | _VERSION
-            | (counter >> 30) << 64
-            | _VARIANT
-            | (counter & 0x3FFFFFFF) << 32
-            | entropy & 0xFFFFFFFF
-        )
+                self._counter = int.from_bytes(entropy[:5], "big")
+            first = self._counter + 1
+            self._counter += count
+            high = self._milliseconds << 80 | _VERSION | _VARIANT
+        return [
+            JobId.from_int(high | (n >> 30) << 64 | (n & 0x3FFFFFFF) << 32 | random_bits)
+            for n, (random_bits,) in enumerate(struct.iter_unpack(">I", entropy[5:]), first)
+        ]
 
 
 _job_ids = _JobIds()
@@ -197,4 +194,9 @@ os.register_at_fork(after_in_child=_job_ids.reset)
 
 def new_job_id() -> JobId:
     """Mint a JOB id; later ones of this process sort after earlier ones."""
-    return _job_ids.mint()
+    return _job_ids.mint(1)[0]
+
+
+def new_job_ids(count: int) -> list[JobId]:
+    """Mint JOB ids, in ascending order; see `new_job_id`."""
+    return _job_ids.mint(count)

@@ -15,6 +15,8 @@ worker sees it before the commit, so `transaction.on_commit` isn't needed. Jobs 
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +31,8 @@ from ..exceptions import InvalidArgument, InvalidName, InvalidPayload, WrongBran
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
 from ..models.times import aware
-from .enqueueing import Enqueued, NewJob, enqueue, enqueue_many
+from .enqueueing import NewJob, enqueue
+from .enqueueing_many import enqueue_many
 from .options import JobOptions
 from .results import JobResult, as_django, result_of
 from .tasks import EchoMQTask, options_of
@@ -62,7 +65,7 @@ class EchoMQBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
-        self._checked: dict[Task, tuple[JobOptions, str]] = {}
+        self._checked: dict[Task, tuple[NewJob, JobOptions]] = {}
 
     def validate_task(self, task: Task) -> None:
         """Refuse a task that can't be stored, or whose options are wrong; at import."""
@@ -80,61 +83,53 @@ class EchoMQBackend(BaseTaskBackend):
         Raises `InvalidTask`, and `InvalidPayload` for arguments that aren't strict JSON
         or too large (`ECHOMQ["MAX_RECORD_BYTES"]`); then nothing was written.
         """
-        new, values = self._new_job(task, args, kwargs)
-        return self._result(task, enqueue(router.db_for_write(Job), new), values)
-
-    def enqueue_many(self, task: Task, calls: Iterable[tuple[Any, Any]]) -> list[JobResult]:
-        """Write a job for each `(args, kwargs)`, all or none; see `enqueue`.
-
-        Much quicker than one by one: thousands go with a statement. (Unique jobs don't: each
-        has to see whether it is the first.)
-        """
-        made = [self._new_job(task, args, kwargs) for args, kwargs in calls]
-        if not made:
-            return []
-        using, jobs = router.db_for_write(Job), [new for new, _ in made]
-        if jobs[0].unique_key:
-            with transaction.atomic(using=using, savepoint=False):
-                done = [enqueue(using, new) for new in jobs]
-        else:
-            done = enqueue_many(using, jobs)
-        return [
-            self._result(task, one, values) for one, (_, values) in zip(done, made, strict=True)
-        ]
-
-    def _new_job(self, task: Task, args: Any, kwargs: Any) -> tuple[NewJob, Any]:
-        """Return what is stored of a call, and its arguments as they come back."""
-        options, stored_options = self._options(task)
+        new, options = self._new_job(task)
         arguments = _encoded({"args": args, "kwargs": kwargs})
-        values = decode(arguments)
-        group = options.group_key(task.module_path)
-        new = NewJob(
-            queue=task.queue_name,
-            task_path=task.module_path,
-            arguments=arguments.decode(),
-            priority=task.priority,
-            run_after=None if task.run_after is None else aware(task.run_after, None),
-            max_attempts=options.max_attempts,
-            options=stored_options,
-            unique_key=options.unique_key(task.module_path, values),
-            unique_for=options.unique_for,
-            group_key=group,
-            group_limit=options.group_limit if group else None,
-            retention=options.retention,
-        )
-        return new, values
-
-    def _result(self, task: Task, done: Enqueued, values: Any) -> JobResult:
-        """Return the result of what was enqueued, and send Django's signal."""
+        values = decode(arguments)  # as they come back
+        if options.unique:
+            key = options.unique_key(task.module_path, values)
+            new = dataclasses.replace(new, unique_key=key)
+        done = enqueue(router.db_for_write(Job), new, arguments.decode())
         if done.duplicate:
             first = self.get_result(done.id)
             object.__setattr__(first, "duplicate", True)
             return first
-        result = JobResult(
+        at = as_django(done.enqueued_at)
+        return self._told(self._result(task, done.id, done.state.value, at, values))
+
+    def enqueue_many(self, task: Task, calls: Iterable[tuple[Any, Any]]) -> list[JobResult]:
+        """Write a job for each `(args, kwargs)`, all or none; see `enqueue`.
+
+        Much quicker than one by one: hundreds go with a statement. (Unique jobs don't: each
+        has to see whether it is the first.)
+        """
+        new, options = self._new_job(task)
+        using = router.db_for_write(Job)
+        if options.unique:
+            with transaction.atomic(using=using, savepoint=False):
+                return [self.enqueue(task, args, kwargs) for args, kwargs in calls]
+        arguments = [_encoded({"args": args, "kwargs": kwargs}) for args, kwargs in calls]
+        if not arguments:
+            return []
+        done = enqueue_many(using, new, arguments)
+        at, state = as_django(done.enqueued_at), done.state.value
+        results = [
+            self._result(task, id, state, at, decode(text))
+            for id, text in zip(done.ids, arguments, strict=True)
+        ]
+        for result in results:
+            self._told(result)
+        return results
+
+    def _result(
+        self, task: Task, id: str, state: str, enqueued_at: dt.datetime, values: Any
+    ) -> JobResult:
+        """Return the result of what was enqueued."""
+        return JobResult(
             task=task,
-            id=done.id,
+            id=id,
             status=TaskResultStatus.READY,
-            enqueued_at=as_django(done.enqueued_at),
+            enqueued_at=enqueued_at,
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
@@ -143,16 +138,16 @@ class EchoMQBackend(BaseTaskBackend):
             backend=self.alias,
             errors=[],
             worker_ids=[],
-            state=done.state.value,
+            state=state,
         )
+
+    def _told(self, result: JobResult) -> JobResult:
+        """Send Django's signal."""
         task_enqueued.send(type(self), task_result=result)
         return result
 
-    def _options(self, task: Task) -> tuple[JobOptions, str]:
-        """Validate a task, as `using()` may have made it, and resolve its options; once.
-
-        Returns them, and the JSON text that is stored with the job.
-        """
+    def _new_job(self, task: Task) -> tuple[NewJob, JobOptions]:
+        """Validate a task, as `using()` may have made it, and resolve its options; once."""
         known = self._checked.get(task)
         if known is None:
             self.validate_task(task)
@@ -160,7 +155,20 @@ class EchoMQBackend(BaseTaskBackend):
             stored: dict[str, Any] = options.to_store()
             if self.alias != DEFAULT_TASK_BACKEND_ALIAS:
                 stored["backend"] = self.alias
-            known = options, encode(stored).decode()
+            group = options.group_key(task.module_path)
+            new = NewJob(
+                queue=task.queue_name,
+                task_path=task.module_path,
+                priority=task.priority,
+                run_after=None if task.run_after is None else aware(task.run_after, None),
+                max_attempts=options.max_attempts,
+                options=encode(stored).decode(),
+                unique_for=options.unique_for,
+                group_key=group,
+                group_limit=options.group_limit if group else None,
+                retention=options.retention,
+            )
+            known = new, options
             if task.run_after is None:  # else nearly each one is another
                 if len(self._checked) >= CHECKED_MAX:
                     self._checked.clear()

@@ -6,12 +6,13 @@ import datetime as dt
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from echomq_app.exceptions import InvalidArgument, InvalidPayload
 from echomq_app.jobs.bulk import aenqueue_many, call, enqueue_many
+from echomq_app.jobs.enqueueing_many import BATCH
 from echomq_app.jobs.tasks_api import task_enqueued
 from echomq_app.models import Job
 from tests import jobtasks
@@ -31,8 +32,12 @@ def row(id: str) -> dict[str, Any]:
 def test_rows_and_records_are_those_of_one_by_one() -> None:
     task: Any = jobtasks.add.using(priority=3)
     task = task.using(group="g", concurrency=2, retention=60.0)
-    alone = task.enqueue(1, b=2)
-    (many,) = enqueue_many(task, [call(1, b=2)])
+    with hearing() as heard:
+        alone = task.enqueue(1, b=2)
+        (many,) = enqueue_many(task, [call(1, b=2)])
+        first, second = heard.so_far()
+    assert (str(first.job_id), str(second.job_id)) == (alone.id, many.id)
+    assert first.data.keys() == second.data.keys() and second.data["id"] == many.id
     assert row(many.id) == row(alone.id)
     (one,), (other,) = records(alone.id), records(many.id)
     assert one[0] == other[0] and one[1].keys() == other[1].keys()
@@ -59,7 +64,7 @@ def test_in_the_order_of_the_calls_with_few_statements() -> None:
     assert signals == [result.id for result in results] == sorted(signals)
     assert [result.args for result in results] == [[n] for n in range(2_500)]
     if connection.vendor == "postgresql":
-        assert len([q for q in queries if "INSERT" in q["sql"]]) == 3
+        assert len([q for q in queries if "INSERT" in q["sql"]]) == 2_500 / BATCH
     stored = Job.objects.order_by("pk").values_list("arguments", flat=True)
     assert [arguments["args"][0] for arguments in stored] == list(range(2_500))
 
@@ -74,6 +79,28 @@ def test_all_or_none_and_nothing_before_the_commit() -> None:
             transaction.set_rollback(True)
         assert not Job.objects.exists() and not heard.names()
     assert enqueue_many(jobtasks.noop, []) == []
+
+
+@pytest.mark.postgres
+def test_a_batch_that_the_database_refuses_takes_all_with_it() -> None:
+    """Statements go without waiting for answers: the error comes with a later one's."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$BEGIN RAISE 'not this one' USING ERRCODE = '23514'; END$$;"
+            "CREATE TRIGGER refuse BEFORE INSERT ON echomq_job FOR EACH ROW"
+            " WHEN (NEW.arguments->'args'->>0 = '700') EXECUTE FUNCTION refuse()"
+        )
+    try:
+        with hearing() as heard:
+            with pytest.raises(IntegrityError, match="not this one"):
+                enqueue_many(jobtasks.noop, [call(n) for n in range(3 * BATCH)])
+            assert not Job.objects.exists() and not heard.names()
+        enqueue_many(jobtasks.noop, [call(n) for n in range(700)])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION refuse() CASCADE")
+    assert Job.objects.count() == 700
 
 
 def test_scheduled_unique_and_other_backends() -> None:
