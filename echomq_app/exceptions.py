@@ -20,6 +20,7 @@ EchoMQError
 ├── BadToken               a page's token that stands for nobody (any more)
 ├── WorkerError            a worker that can't start or go on
 ├── WorkerLost             recorded for a job whose worker stopped renewing its lease
+├── ProcessLost            recorded for a job whose handler's process ended
 └── JobCancelled           raised by a handler that honours its token
 """
 
@@ -194,6 +195,10 @@ class WorkerError(EchoMQError):
 
 class WorkerLost(EchoMQError):
     """Recorded as a job's error when its worker's lease was lost: killed, or cut off."""
+
+
+class ProcessLost(EchoMQError):
+    """Recorded as a job's error when its handler's process ended: killed, or by itself."""
 
 
 class JobCancelled(EchoMQError):

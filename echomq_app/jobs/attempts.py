@@ -22,10 +22,13 @@ from .claims import ClaimedJob
 from .completer import Completer
 from .outcomes import Ending, Outcome
 from .pools import LoopThread, ThreadPool
+from .process_pool import ProcessPool
 from .running import Asked, RunningJob
 
 CANCEL_INTERVAL = 0.5
 """How often cancel requests are read while anything runs, whatever the poll interval."""
+PROCESSES_END = 3.0
+"""Seconds that idle processes for handlers may take to end."""
 HEARING_GAP = 0.02
 """Not more often than this, however often the main thread wakes."""
 
@@ -37,9 +40,18 @@ class Attempts:
     """
 
     def __init__(
-        self, using: str, completer: Completer, *, slots: int, on_room: Callable[[], object]
+        self,
+        using: str,
+        completer: Completer,
+        *,
+        slots: int,
+        processes: int,
+        on_room: Callable[[], object],
     ) -> None:
-        """`slots`: how many handlers run at once. `on_room()`: it is time to claim more."""
+        """`slots`: how many handlers run at once, of them `processes` in processes.
+
+        `on_room()`: it is time to claim more.
+        """
         self._using = using
         self._completer = completer
         self._slots = slots
@@ -52,6 +64,7 @@ class Attempts:
         self._running: dict[tuple[Any, int], RunningJob] = {}
         self._threads = ThreadPool("echomq-job")
         self._loop = LoopThread("echomq-async-jobs")
+        self._processes = ProcessPool(processes)
         self.next_hearing = 0.0
 
     def __len__(self) -> int:
@@ -111,18 +124,22 @@ class Attempts:
 
     def hand_back(self) -> int:
         """Give up what still runs: its jobs go back to the queue. Return how many."""
-        given_up = 0
+        given_up = []
         for job in list(self._running.values()):
             outcome = job.finish(Ending.HANDED_BACK, at=now(), reason=Asked.SHUTDOWN.value)
             if outcome is not None:
-                given_up += 1
-                self._completer.put(outcome)
-        return given_up
+                given_up.append(outcome)
+        # Before anybody can claim the jobs again. (Threads can't be ended.)
+        self._processes.kill_busy()
+        for outcome in given_up:
+            self._completer.put(outcome)
+        return len(given_up)
 
     def close(self) -> None:
         """Let the threads go that have nothing to do."""
         self._threads.close()
         self._loop.close(timeout=1.0)
+        self._processes.close(timeout=PROCESSES_END)
 
     def _give_up(self, waiting: list[RunningJob], reason: str) -> None:
         for job in waiting:
@@ -156,13 +173,14 @@ class Attempts:
         It ends, whatever happens: its lease is renewed.
         """
         outcome: Outcome | None
+        report = partial(self._completer.report, job)
         try:
             if job.token.cancelled:  # before it has begun: then it doesn't
-                outcome = job.finish(
-                    Ending.STOPPED, at=now(), reason=job.token.reason, kind=job.token.kind or ""
-                )
+                outcome = handlers.not_begun(job)
+            elif "process" in job.claimed.options:
+                outcome = self._processes.run(job, report)
             else:
-                call = handlers.prepare(job, partial(self._completer.report, job))
+                call = handlers.prepare(job, report)
                 if isinstance(call, handlers.Call):
                     if handlers.is_async(call):
                         self._loop.submit(partial(self._run_async, job, call))

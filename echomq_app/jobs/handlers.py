@@ -126,6 +126,12 @@ async def _handle(call: Call) -> tuple[Any, BaseException | None]:
         return None, error
 
 
+def not_begun(job: RunningJob) -> Outcome | None:
+    """Say that an attempt was cancelled before its handler began: then it doesn't."""
+    token = job.token
+    return job.finish(Ending.STOPPED, at=now(), reason=token.reason, kind=token.kind or "")
+
+
 def broken(job: RunningJob, error: BaseException) -> Outcome | None:
     """Say how an attempt ended that nothing here foresaw."""
     return _raised(job, error) or job.outcome

@@ -18,7 +18,7 @@ import dataclasses
 import hashlib
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -61,6 +61,9 @@ class JobOptions:
     concurrency: int | None = None
     """That limit; 1 unless given. Without `group` it is the task's own."""
 
+    process: bool = False
+    """Run the handler in a process of its own, which a worker keeps for such jobs."""
+
     retention: float | None = None
     """How long the row stays when the job has ended. None: until somebody prunes it."""
 
@@ -79,6 +82,8 @@ class JobOptions:
             above = name in ("timeout", "unique_for")
             if not (number and 0 <= value < 1e9) or (above and value == 0):
                 raise InvalidArgument(f"{name} is a number of seconds, not {value!r}.")
+        if type(self.process) is not bool:
+            raise InvalidArgument(f"process is True or False, not {self.process!r}.")
         if self.unique is not True and self.unique is not False:
             _check_key("unique", self.unique, "True, False, or a key")
         if self.group != "":
@@ -153,7 +158,22 @@ class JobOptions:
         return retry.full_jitter(attempt, base=base, cap=self.backoff_max, random=rnd)
 
 
-def job_options(**options: Any) -> Callable[[T], T]:
+class JobOptionsGiven(TypedDict, total=False):
+    """The same fields for type checkers, where some of them are given."""
+
+    max_attempts: int
+    backoff: float
+    backoff_max: float
+    timeout: float | None
+    unique: bool | str
+    unique_for: float | None
+    group: str
+    concurrency: int | None
+    process: bool
+    retention: float | None
+
+
+def job_options(**options: Unpack[JobOptionsGiven]) -> Callable[[T], T]:
     """Set options for a task: the fields of `JobOptions`.
 
     Stands above or below `@task`, and works with every backend and every Django. Checked

@@ -6,14 +6,14 @@ import dataclasses
 import datetime as dt
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from ..exceptions import UnknownTask
 from .context import JobContext
-from .options import JobOptions, declared
+from .options import JobOptions, JobOptionsGiven, declared
 from .tasks_api import (
     BaseTaskBackend,
     InvalidTask,
@@ -42,6 +42,7 @@ class EchoMQTask(Task):
     group: str | None = None
     concurrency: int | None = None
     retention: float | None = None
+    process: bool | None = None
 
     def using(
         self,
@@ -50,7 +51,7 @@ class EchoMQTask(Task):
         queue_name: str | None = None,
         run_after: dt.datetime | None = None,
         backend: str | None = None,
-        **options: Any,
+        **options: Unpack[JobOptionsGiven],
     ) -> Self:
         """Return the task with other attributes, Django's or job options.
 
@@ -138,9 +139,7 @@ def task_for(path: str, *, backend: str, **attributes: Any) -> Task:
 
 def as_enqueued(task: Task, **attributes: Any) -> Task:
     """Return the task as `using()` made it before it was enqueued, where that may still be."""
-    changed = tuple(
-        [(name, new) for name, new in attributes.items() if getattr(task, name) != new]
-    )
+    changed = tuple([(name, new) for name, new in attributes.items() if getattr(task, name) != new])
     return _changed(task, changed) if changed else task
 
 

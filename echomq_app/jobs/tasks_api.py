@@ -7,7 +7,18 @@ app, and projects that support both, import from here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import django
 from django.core.exceptions import ImproperlyConfigured
@@ -56,7 +67,11 @@ else:
 if TYPE_CHECKING:
     # For type checkers Django's classes are generic, and its `task` knows neither
     # JobContext nor options of a backend.
+    import datetime as dt
+
     from django.tasks import base
+
+    from .options import JobOptionsGiven
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -65,8 +80,21 @@ if TYPE_CHECKING:
     TaskResult: TypeAlias = base.TaskResult[..., Any]
     TaskContext: TypeAlias = base.TaskContext[..., Any]
 
+    class JobTask(base.Task[P, R]):
+        """What `task` returns, for type checkers alone: a task with job options."""
+
+        def using(
+            self,
+            *,
+            priority: int | None = None,
+            queue_name: str | None = None,
+            run_after: dt.datetime | None = None,
+            backend: str | None = None,
+            **options: Unpack[JobOptionsGiven],
+        ) -> Self: ...
+
     @overload
-    def task(function: Callable[P, R], /) -> base.Task[P, R]: ...
+    def task(function: Callable[P, R], /) -> JobTask[P, R]: ...
     @overload
     def task(
         *,
@@ -74,8 +102,8 @@ if TYPE_CHECKING:
         queue_name: str = ...,
         backend: str = ...,
         takes_context: Literal[True],
-        **options: Any,
-    ) -> Callable[[Callable[Concatenate[Any, P], R]], base.Task[P, R]]: ...
+        **options: Unpack[JobOptionsGiven],
+    ) -> Callable[[Callable[Concatenate[Any, P], R]], JobTask[P, R]]: ...
     @overload
     def task(
         *,
@@ -83,8 +111,8 @@ if TYPE_CHECKING:
         queue_name: str = ...,
         backend: str = ...,
         takes_context: Literal[False] = ...,
-        **options: Any,
-    ) -> Callable[[Callable[P, R]], base.Task[P, R]]: ...
+        **options: Unpack[JobOptionsGiven],
+    ) -> Callable[[Callable[P, R]], JobTask[P, R]]: ...
     def task(*args: Any, **kwargs: Any) -> Any: ...
 
 elif django.VERSION >= (6, 0):

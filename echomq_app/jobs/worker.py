@@ -6,7 +6,8 @@ Who runs where, each with a database connection of its own:
     heartbeat      lease.py: renews the lease, and nothing else
     completer      completer.py: outcomes, progress, the relay, the feed
     housekeeper    housekeeping.py: due jobs, other workers' lost leases, retention
-    job threads    attempts.py, handlers.py in pools.py: sync handlers; async ones on a loop
+    job threads    attempts.py, handlers.py in pools.py: sync handlers; async ones on a loop;
+                   each waits for one in a process (process_pool.py), if its task says so
 
 The main thread wakes when a queue is notified, when a handler ends, on a signal, and by
 the clock. Whatever woke it, it does the same: read the cancel requests of what runs,
@@ -48,6 +49,7 @@ from .housekeeping import Housekeeper
 from .lease import Lease
 from .memory import resident_bytes
 from .outcomes import Ending, Outcome
+from .process_pool import cpus
 from .running import Asked
 from .wakeup import Wakeup
 from .worker_options import WorkerOptions
@@ -89,6 +91,7 @@ class Worker:
             self.using,
             self._completer,
             slots=options.concurrency,
+            processes=options.process_concurrency or cpus(),
             on_room=self._waiter.set,
         )
         self._housekeeper = Housekeeper(

@@ -15,6 +15,8 @@ class WorkerOptions:
 
     queues: tuple[str, ...]
     concurrency: int = 10
+    process_concurrency: int | None = None
+    """How many processes for handlers with `process=True` at most. None: one per CPU."""
     grace: float = 30.0
     """How long running jobs may go on after the first signal."""
     poll: float = 1.0
@@ -40,7 +42,7 @@ class WorkerOptions:
             check_queue_name(queue)
         if self.concurrency < 1:
             raise InvalidArgument(f"concurrency is 1 or more, not {self.concurrency}.")
-        for name in ("max_jobs", "max_rss"):
+        for name in ("max_jobs", "max_rss", "process_concurrency"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise InvalidArgument(f"{name} is 1 or more, not {limit}.")

@@ -128,7 +128,7 @@ class TestTask:
 
     def test_run_after_is_no_static_argument(self) -> None:
         with pytest.raises((TypeError, InvalidTask)):
-            task(run_after=timezone.now())(tasks.plain)
+            task(run_after=timezone.now())(tasks.plain)  # type: ignore[call-overload]
 
 
 class TestUsing:

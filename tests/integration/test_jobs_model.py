@@ -126,9 +126,8 @@ class JobsMachine(RuleBasedStateMachine):
         self, max_attempts: int, backoff: int, delay: int | None, priority: int, count: int
     ) -> None:
         run_after = delay and timezone.now() + dt.timedelta(seconds=delay)
-        task = dataclasses.replace(
-            jobtasks.add,
-            max_attempts=max_attempts,  # type: ignore[call-arg]  # EchoMQTask's own
+        task = jobtasks.add.using(
+            max_attempts=max_attempts,
             backoff=backoff,
             priority=priority,
             run_after=run_after or None,

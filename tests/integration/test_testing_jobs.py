@@ -106,7 +106,7 @@ class TestRunJobs(TestCase):
         assert told == ["enqueued", "started", "completed"]
 
     def test_a_job_that_enqueues_itself_for_ever(self) -> None:
-        jobtasks.fail.using(max_attempts=1_000_000).enqueue()  # type: ignore[call-arg]
+        jobtasks.fail.using(max_attempts=1_000_000).enqueue()
         with pytest.raises(RuntimeError, match="after 5 attempts"):
             run_jobs(limit=5)
         assert not Worker.objects.exists()
@@ -144,7 +144,7 @@ class TestFakeClock(TestCase):
             assert names(run_jobs()) == [("add", "completed")]
 
     def test_retries_with_backoff(self) -> None:
-        task = jobtasks.fail.using(backoff=1_000)  # type: ignore[call-arg]
+        task = jobtasks.fail.using(backoff=1_000)
         task.enqueue()
         states = []
         with fake_clock() as clock:

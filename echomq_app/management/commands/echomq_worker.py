@@ -72,6 +72,7 @@ class Command(BaseCommand):
             )
 
         for option, metavar, text in (
+            ("process-concurrency", "N", "processes for handlers with process=True; default: CPUs"),
             ("processes", "N", "run N such workers as processes, and replace those that end"),
             ("max-jobs", "N", "end in good order after N jobs"),
             ("max-rss", "MIB", "end in good order when the process holds more memory"),
@@ -81,7 +82,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         names = (
             *("concurrency", "grace", "drain", "poll", "lease", "heartbeat", "name"),
-            *("max_jobs", "max_rss"),
+            *("process_concurrency", "max_jobs", "max_rss"),
         )
         parent = os.environ.get(PARENT)
         try:
