@@ -29,8 +29,6 @@ from types import FrameType
 from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, router
-from django.db.models import Q
-from django.utils import timezone
 
 from .. import engine
 from ..conf import current
@@ -38,9 +36,9 @@ from ..core.names import queue_wake_group
 from ..core.shares import Shares
 from ..exceptions import WorkerError
 from ..models import sql
-from ..models.job import Job, JobState
+from ..models.job import Job
 from ..models.times import now
-from . import journal
+from . import draining, journal
 from .attempts import CANCEL_INTERVAL, Attempts
 from .claims import Claims, started
 from .completer import Completer
@@ -261,9 +259,7 @@ class Worker:
     def _is_drained(self) -> bool:
         if not self.options.drain or self._attempts or self._completer.unwritten:
             return False
-        due = Q(state=JobState.READY) | Q(state=JobState.SCHEDULED, run_after__lte=timezone.now())
-        jobs = Job.objects.using(self.using).in_queues(self.options.queues)
-        return not jobs.filter(due).exists()
+        return draining.is_done(self.using, self.options.queues)
 
     def _finish(self) -> bool:
         """Stop: ask, wait for the grace, hand back, write. Tell whether all is written."""

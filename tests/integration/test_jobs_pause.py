@@ -43,6 +43,19 @@ class TestPause:
             transaction.set_rollback(True)
         assert control.paused() == []
 
+    def test_a_drain_leaves_what_is_paused_and_says_so(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        held, done = jobtasks.add.enqueue(1, 2), jobtasks.add.using(queue_name="mail").enqueue(1, 2)
+        for queue in ("default", "empty"):
+            control.pause(queue)
+        with running_worker(queues=("default", "mail", "empty"), drain=True) as worker:
+            wait_until(lambda: worker._stop.closed, 30, "the worker has ended by itself")
+        states = [Job.objects.get(pk=result.id).state for result in (held, done)]
+        assert states == ["ready", "completed"]
+        told = [line for line in caplog.messages if "not_drained" in line]
+        assert told == ["event=paused_queue_not_drained queue=default"]
+
     async def test_async(self) -> None:
         assert await control.apause("default")
         assert [queue.name for queue in await control.apaused()] == ["default"]
