@@ -52,9 +52,10 @@ def run_jobs(*queues: str, limit: int = 1_000) -> list[JobResult]:
 
     Of these queues, or of all. One after the other: queue by queue in the order of their
     names, in each the highest priority and the longest due first; jobs that these jobs
-    enqueue too, until nothing is due. One result per attempt, as it was at the attempt's
-    end: `[(r.task.name, r.state) for r in run_jobs()]`. A failure doesn't raise, it is in
-    `result.errors`. A retry whose backoff isn't over waits: `fake_clock` passes the time.
+    enqueue too, until nothing is due. Before that, jobs are deleted whose `retention` is over.
+    One result per attempt, as it was at the attempt's end: `[(r.task.name, r.state) for r in
+    run_jobs()]`. A failure doesn't raise, it is in `result.errors`. A retry whose backoff isn't
+    over waits: `fake_clock` passes the time.
 
     Handlers, signals, states, records and events are those of a real worker. Async handlers
     run too, but call this from sync code; `arun_jobs` is for async tests. Raises `RuntimeError`
@@ -117,9 +118,10 @@ class FakeClock:
 def fake_clock() -> Iterator[FakeClock]:
     """Let time pass for jobs without waiting, in this process, until the block ends.
 
-    For `run_after`, for the backoff of retries, and for everything else that a job's time is
-    written by. Handlers' timeouts, and `timezone.now()` in your own code, follow the real
-    clock.
+    For `run_after`, the backoff of retries, and everything else that a job's time is written by
+    or compared with; `retention` and `unique_for` that are over end with the next `run_jobs()`.
+    Handlers' timeouts, the leases of workers, and `timezone.now()` in your own code follow the
+    real clock.
     """
     before = times.clock.ahead
     try:

@@ -30,11 +30,11 @@ _WINDOW = 25_000
 _TIMELINE = 200
 _BIG = ("arguments", "options", "result", "errors", "cancel_reason")
 _STORY = (
-    *("id_text", "task_path", "queue", "state_badge", "progress_bar", "reason"),
+    *("id_text", "task_path", "queue", "state_badge", "progress_bar", "cancelled_by", "reason"),
     *("asked_to_cancel", "pretty_arguments", "pretty_result", "pretty_errors"),
 )
 _TIMES = ("enqueued", "not_before", "started", "attempted", "finished", "lasted")
-_EXECUTION = ("attempts", "priority", "held_by", "fence", "pretty_options")
+_EXECUTION = ("attempts", "priority", "in_group", "held_by", "fence", "pretty_options")
 # Completed jobs are the many. SQLite uses no partial index for a bound parameter.
 _INDEXED = {"postgresql": {state.value for state in JobState} - {JobState.COMPLETED.value}}
 
@@ -71,7 +71,7 @@ class JobAdmin(JobActions, KeysetAdmin):
     filter_form = JobFilterForm
     list_display = (
         *("id_text", "task_name", "queue", "state_badge", "progress_bar", "tries"),
-        *("enqueued_about", "lasted"),
+        *("enqueued_about", "lasted", "cancelled_by", "in_group"),
     )
     change_form_template = "admin/echomq/job/change_form.html"
     fieldsets = (
@@ -185,6 +185,18 @@ class JobAdmin(JobActions, KeysetAdmin):
     @admin.display(description=_("progress"))
     def progress_bar(self, job: Job) -> SafeString | str:
         return rendering.progress(job.progress, job.progress_note)
+
+    @admin.display(description=_("cancelled by"))
+    def cancelled_by(self, job: Job) -> str:
+        return job.cancel_kind or rendering.EMPTY
+
+    @admin.display(description=_("group"))
+    def in_group(self, job: Job) -> SafeString | str:
+        """Show the group that limits the job, and whether it waits for room there."""
+        if not job.group_key:
+            return rendering.EMPTY
+        key = job.group_key.partition(":")[2]
+        return rendering.lines(key, _("parked: the group is full") if job.parked else "")
 
     @admin.display(description=_("reason"))
     def reason(self, job: Job) -> SafeString | str:

@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any, Literal
 
 from django.db import connections
-from django.utils import timezone
 
 from .. import engine
 from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..models.job import CancelRequest, Job, JobState
-from ..models.times import now, stored
+from ..models.times import now, now_as_django, stored
 from ..models.transactions import after_commit
 from . import journal
 from .journal import Entry
@@ -36,7 +35,7 @@ def cancel_batch(using: str, ids: Sequence[Any], reason: str, kind: str) -> dict
     free = jobs.waiting().filter(pk__in=ids, cancel_request=None)
     if connections[using].features.has_select_for_update_skip_locked:
         free = free.skip_locked()
-    at = timezone.now()
+    at = now_as_django()
     jobs.waiting().filter(pk__in=free.values("pk")).update(
         state=JobState.CANCELLED,
         cancel_reason=reason,
@@ -70,7 +69,7 @@ def cancel_waiting(using: str, id: JobId, reason: str, kind: str) -> bool:
     free = jobs.waiting().filter(pk=id)
     if connections[using].features.has_select_for_update_skip_locked:
         free = free.skip_locked()
-    at = timezone.now()
+    at = now_as_django()
     # A write first, for SQLite; and the state is looked at again in the UPDATE itself.
     changed = (
         jobs.waiting()
@@ -104,7 +103,7 @@ def cancel_one(using: str, id: JobId, reason: str, kind: str) -> CancelAnswer | 
         return None
     if job.is_finished:
         return "finished"
-    at = timezone.now()
+    at = now_as_django()
     asked = _insert_request(using, id, reason, kind)
     # It may have gone back to the queue, or ended, between the two looks.
     if cancel_waiting(using, id, reason, kind):

@@ -19,7 +19,6 @@ from typing import Literal
 from django.db import IntegrityError, router, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Greatest
-from django.utils import timezone
 
 from .. import engine
 from ..core.ids import JobId
@@ -28,6 +27,7 @@ from ..core.payload import encode
 from ..exceptions import InvalidArgument, InvalidPayload, UnknownJob
 from ..models.job import ACTIVE, KIND_MAX, CancelRequest, Job, JobState
 from ..models.threads import in_database_thread
+from ..models.times import now_as_django
 from ..models.transactions import after_commit
 from . import journal
 from .cancelling import CancelAnswer, cancel_batch, cancel_one, cancel_waiting, record_step
@@ -152,7 +152,7 @@ async def aretry(job_id: str | JobId) -> RetryAnswer:
 
 def _retry(using: str, id: JobId) -> RetryAnswer | None:
     jobs = Job.objects.using(using)
-    at = timezone.now()
+    at = now_as_django()
     again = jobs.filter(pk=id, state__in=[JobState.FAILED, JobState.CANCELLED])
     try:
         with transaction.atomic(using=using):  # the index of unique jobs may refuse it

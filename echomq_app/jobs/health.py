@@ -14,6 +14,7 @@ from django.utils import timezone
 from ..models import Outbox, sql
 from ..models.job import Job, JobState
 from ..models.queue import Queue
+from ..models.times import now_as_django
 from ..models.worker import Worker
 from .backend import EchoMQBackend
 from .tasks_api import task_backends
@@ -71,6 +72,7 @@ def _missing(using: str) -> list[str]:
 
 def _alive(using: str) -> list[Worker]:
     workers = Worker.objects.using(using).filter(lost_at=None, stopped_at=None)
+    # By the real clock, as leases are renewed.
     return list(workers.filter(expires_at__gt=timezone.now()))
 
 
@@ -97,7 +99,7 @@ def _queues(
 
 def _oldest(using: str, queue: str) -> float | None:
     """Return for how long the oldest job has been due; None if none is."""
-    at = timezone.now()
+    at = now_as_django()
     jobs = Job.objects.using(using).filter(queue=queue)
     moments = [
         jobs.filter(state=JobState.READY, parked=False).aggregate(first=Min("run_after"))["first"],

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 
 from django.db import connections, transaction
 from django.db.models import Exists, OuterRef
-from django.utils import timezone
 
 from .. import engine
 from ..core.ids import JobId
@@ -97,7 +96,7 @@ class Housekeeper:
             waiting = Job.objects.using(self._using).filter(queue=queue, state=JobState.SCHEDULED)
             next_due = waiting.order_by("run_after").values_list("run_after", flat=True).first()
             if next_due is not None:
-                soonest = min(soonest, (next_due - timezone.now()).total_seconds())
+                soonest = min(soonest, (next_due - now_as_django()).total_seconds())
         return max(0.01, soonest)
 
     def _tick(self) -> float:

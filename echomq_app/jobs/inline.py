@@ -18,7 +18,7 @@ from asgiref.sync import async_to_sync
 
 from ..models.job import Job, JobState
 from ..models.worker import Worker
-from . import handlers, journal
+from . import handlers, journal, retention
 from .claims import ClaimedJob, Claims, started
 from .completer import progress_entry
 from .housekeeping import promote, sweep
@@ -57,6 +57,7 @@ class Inline:
         )
         ran: list[JobResult] = []
         try:
+            retention.prune_expired(self._using)
             while (claimed := self._next(queues, row.pk)) is not None:
                 if len(ran) == limit:
                     raise RuntimeError(

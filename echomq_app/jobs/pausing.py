@@ -7,13 +7,13 @@ import datetime as dt
 from functools import partial
 
 from django.db import router, transaction
-from django.utils import timezone
 
 from .. import engine
 from ..core.names import check_queue_name, queue_wake_group
 from ..core.payload import encode
 from ..models.queue import Queue
 from ..models.threads import in_database_thread
+from ..models.times import now_as_django
 from ..models.transactions import after_commit
 
 REASON_MAX = 65_536
@@ -39,7 +39,7 @@ def pause(queue: str, reason: str | None = None) -> bool:
     encode(reason or "", limit=REASON_MAX, what="the reason")
     using = router.db_for_write(Queue)
     with transaction.atomic(using=using, savepoint=False):
-        return Queue.objects.using(using).pause(queue, reason or "", timezone.now())
+        return Queue.objects.using(using).pause(queue, reason or "", now_as_django())
 
 
 async def apause(queue: str, reason: str | None = None) -> bool:

@@ -33,7 +33,10 @@ STATUS = {
     JobState.FAILED: TaskResultStatus.FAILED,
     JobState.CANCELLED: TaskResultStatus.FAILED,
 }
-_REFRESHED = (*TASK_REFRESH_ATTRS, "state", "cancel_reason", "progress", "progress_note")
+_REFRESHED = (
+    *TASK_REFRESH_ATTRS,
+    *("state", "cancel_reason", "cancel_kind", "progress", "progress_note"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,8 @@ class JobResult(TaskResult):  # type: ignore[misc]  # frozen, in Django itself
 
     state: str = JobState.READY.value
     cancel_reason: str | None = None
+    cancel_kind: str | None = None
+    """Who asked to cancel it (`user`, `admin`, …); None if nobody did."""
     progress: float | None = None
     progress_note: str = ""
     duplicate: bool = False
@@ -99,6 +104,7 @@ def result_of(job: Job, reader: str) -> JobResult:
         worker_ids=_worker_ids(job.errors, job.worker_name, job.attempt),
         state=state.value,
         cancel_reason=job.cancel_reason or None,
+        cancel_kind=job.cancel_kind or None,
         progress=job.progress,
         progress_note=job.progress_note,
     )

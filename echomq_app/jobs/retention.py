@@ -10,9 +10,9 @@ from __future__ import annotations
 import datetime as dt
 
 from django.db import connections, transaction
-from django.utils import timezone
 
 from ..models.job import Job, JobQuerySet
+from ..models.times import now_as_django
 from ..models.unique import UniqueWindow
 
 BATCH = 500
@@ -27,7 +27,7 @@ def prune_expired(using: str, at: dt.datetime | None = None) -> tuple[int, bool]
 
     Returns how many jobs went, and whether there may be more. `at`: the time now.
     """
-    moment = at or timezone.now()
+    moment = at or now_as_django()
     UniqueWindow.objects.using(using).prune(moment, BATCH)
     ended = Job.objects.using(using).filter(retention__isnull=False, finished_at__isnull=False)
     deleted, batches, last = 0, 0, -1.0

@@ -215,6 +215,19 @@ class TestJobPage:
         assert control.cancel(id, "enough <b>") == "requested"
         assert "enough &lt;b&gt;" in page(admin_client, id)
 
+    def test_who_cancelled_it_and_what_group_it_waits_for(self, admin_client: Any) -> None:
+        (parked,) = stored(1, group_key="group:customer:7", group_limit=1, parked=True)
+        (cancelled,) = stored(1, state="cancelled", cancel_kind="deploy")
+        (plain,) = stored(1, group_key="task:tests.jobtasks.add", group_limit=2)
+        assert len(listed(admin_client)) == 3
+        rows = admin_client.get(JOBS).content.decode()
+        for text in (rows, page(admin_client, parked.pk)):
+            assert "customer:7" in text and "parked: the group is full" in text
+        for text in (rows, page(admin_client, cancelled.pk)):
+            assert "deploy" in text
+        shown = page(admin_client, plain.pk)
+        assert "parked" not in shown and "deploy" not in shown
+
     def test_one_whose_task_and_worker_are_gone(self, admin_client: Any) -> None:
         (job,) = stored(1, task_path="gone.tasks.never", worker_id=99, worker_name="gone:1")
         assert "gone.tasks.never" in page(admin_client, job.pk)

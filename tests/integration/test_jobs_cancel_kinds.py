@@ -130,3 +130,18 @@ class TestToken:
             with pytest.raises(JobCancelled) as caught:
                 check()
             assert (caught.value.reason, caught.value.kind) == ("a", "shutdown")
+
+
+def test_a_result_has_the_kind() -> None:
+    def kinds(result: Any) -> tuple[Any, Any]:
+        result.refresh()
+        read: Any = jobtasks.add.get_result(result.id)
+        assert read.cancel_reason == result.cancel_reason
+        return read.cancel_kind, result.cancel_kind
+
+    result = jobtasks.add.enqueue(1, 2)
+    assert kinds(result) == (None, None)
+    control.cancel(result.id, "no", "admin")
+    assert kinds(result) == ("admin", "admin")
+    control.retry(result.id)
+    assert kinds(result) == (None, None)

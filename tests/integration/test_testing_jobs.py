@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import Q
 from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
 
 from echomq_app import events
 from echomq_app.core.ids import new_job_id
-from echomq_app.jobs import control
+from echomq_app.jobs import control, health
 from echomq_app.jobs.tasks_api import task_finished
 from echomq_app.models import Job, Worker
 from echomq_app.stream import Stream
@@ -152,6 +153,58 @@ class TestFakeClock(TestCase):
                 states += [result.state for result in run_jobs()]
                 clock.advance(seconds=5_000)
         assert states == ["scheduled", "scheduled", "failed"]
+
+    def test_retention(self) -> None:
+        jobtasks.add.using(retention=3_600).enqueue(1, 2)
+        jobtasks.add.enqueue(3, 4)
+        assert len(run_jobs()) == 2
+        with fake_clock() as clock:
+            clock.advance(minutes=59)
+            run_jobs()
+            assert Job.objects.count() == 2
+            clock.advance(minutes=2)
+            run_jobs()
+            assert [job.arguments["args"] for job in Job.objects.all()] == [[3, 4]]
+
+    def test_unique_windows(self) -> None:
+        task = jobtasks.add.using(unique="once", unique_for=3_600)
+        first = task.enqueue(1, 2)
+        run_jobs()
+        with fake_clock() as clock:
+            clock.advance(minutes=59)
+            assert task.enqueue(1, 2).id == first.id
+            clock.advance(minutes=2)
+            run_jobs()
+            assert task.enqueue(1, 2).id != first.id
+
+    def test_cancels_retries_and_pauses(self) -> None:
+        one, two = jobtasks.add.enqueue(1, 2), jobtasks.add.using(queue_name="b").enqueue(1, 2)
+        with fake_clock() as clock:
+            clock.advance(days=1)
+            at = clock.now
+            control.cancel(one.id)
+            control.cancel_many(Q(pk=two.id))
+            finished = [Job.objects.get(pk=result.id).finished_at for result in (one, two)]
+            assert all(moment is not None and moment >= at for moment in finished)
+            control.retry(one.id)
+            again = Job.objects.get(pk=one.id)
+            assert again.run_after >= at and again.enqueued_at < at
+            control.pause("b")
+            (paused,) = control.paused()
+            assert paused.paused_at >= at
+            (ran,) = run_jobs()
+            assert ran.id == one.id and ran.finished_at is not None and ran.finished_at >= at
+
+    def test_health(self) -> None:
+        Worker.objects.register(
+            name="w", host="h", pid=1, queues=["default"], concurrency=1, lease=600
+        )
+        jobtasks.add.enqueue(1, 2)
+        with fake_clock() as clock:
+            clock.advance(hours=2)
+            found = health.report(["default"])["queues"]["default"]
+        assert 7_200 <= found["oldest_ready"] < 7_260
+        assert found["workers"] == 1  # leases follow the real clock
 
     def test_ends_with_the_block_and_goes_forwards_only(self) -> None:
         with fake_clock() as clock:
