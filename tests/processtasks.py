@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 from django.db import connection
 from django.utils import translation
 
+from echomq_app.exceptions import JobCancelled
 from echomq_app.jobs.context import JobContext
 from echomq_app.jobs.options import job_options
 from echomq_app.jobs.tasks_api import task
@@ -180,3 +182,17 @@ def keeps_the_interpreter(trace: str) -> bool:
     """Spend years in C, without a chance for any other thread."""
     mark(trace, f"start {os.getpid()}")
     return re.match(r"(a+)+$", "a" * 60 + "b") is None
+
+
+@task
+@job_options(process=True)
+def says_when_it_ends(trace: str) -> int:
+    """Return the pid; the process marks its end if that is a regular one."""
+    atexit.register(mark, trace, "end")
+    return os.getpid()
+
+
+@task
+@job_options(process=True)
+def stops_oddly() -> None:
+    raise JobCancelled(7, kind=None)  # type: ignore[arg-type]

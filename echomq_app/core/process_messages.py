@@ -65,6 +65,8 @@ class Ended(msgspec.Struct, tag=True, frozen=True):
     reason: str | None = None
     kind: str = ""
     progress: tuple[float, str] | None = None
+    memory: int = 0
+    """What the process holds now, in bytes."""
 
 
 Order: TypeAlias = Run | Cancel

@@ -45,13 +45,10 @@ class Attempts:
         completer: Completer,
         *,
         slots: int,
-        processes: int,
+        processes: ProcessPool,
         on_room: Callable[[], object],
     ) -> None:
-        """`slots`: how many handlers run at once, of them `processes` in processes.
-
-        `on_room()`: it is time to claim more.
-        """
+        """`slots`: how many handlers run at once. `on_room()`: it is time to claim more."""
         self._using = using
         self._completer = completer
         self._slots = slots
@@ -64,7 +61,7 @@ class Attempts:
         self._running: dict[tuple[Any, int], RunningJob] = {}
         self._threads = ThreadPool("echomq-job")
         self._loop = LoopThread("echomq-async-jobs")
-        self._processes = ProcessPool(processes)
+        self._processes = processes
         self.next_hearing = 0.0
 
     def __len__(self) -> int:

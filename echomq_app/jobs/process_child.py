@@ -29,6 +29,7 @@ from ..conf import current
 from ..core.payload import storable
 from ..core.process_messages import Begun, Cancel, Ended, Order, Progress, Run, decode_order, encode
 from . import handlers
+from .memory import resident_bytes
 from .outcomes import Outcome
 from .process_claim import unpack
 from .running import Asked, RunningJob
@@ -93,9 +94,11 @@ class ProcessChild:
             ending=outcome.ending.name,
             result=outcome.result,
             error=outcome.error,
-            reason=None if outcome.reason is None else storable(outcome.reason),
-            kind=storable(outcome.kind),
+            # A handler may raise JobCancelled with anything.
+            reason=None if outcome.reason is None else storable(str(outcome.reason)),
+            kind=storable(str(outcome.kind)),
             progress=attempt.job.progress,
+            memory=resident_bytes(),
         )
         self._running = None
         self._send(ended)

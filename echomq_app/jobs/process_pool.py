@@ -29,8 +29,10 @@ END = 5.0
 class ProcessPool:
     """At most `limit` processes. Safe from any thread."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, max_rss: int | None = None) -> None:
+        """`max_rss`: one that holds more MiB after a handler is replaced."""
         self._limit = limit
+        self._max_memory = None if max_rss is None else max_rss * 2**20
         self._changed = threading.Condition()
         self._idle: list[HandlerProcess] = []
         self._busy: set[HandlerProcess] = set()
@@ -49,7 +51,7 @@ class ProcessPool:
                     continue
                 # Killed when the job was handed back: that was no failure.
                 return None if job.finished else handlers.broken(job, error)
-            self._put_back(process, lost=False)
+            self._put_back(process, lost=False, spent=self._is_spent(process, ended))
             return handlers.not_begun(job) if ended is None else _outcome(job, ended, report)
         return handlers.not_begun(job)
 
@@ -103,16 +105,27 @@ class ProcessPool:
         logger.info("event=handler_process_started pid=%d", process.pid)
         return process
 
-    def _put_back(self, process: HandlerProcess, *, lost: bool) -> None:
+    def _is_spent(self, process: HandlerProcess, ended: Ended | None) -> bool:
+        if ended is None or self._max_memory is None or ended.memory <= self._max_memory:
+            return False
+        logger.info(
+            "event=handler_process_spent pid=%d after='%d MiB of memory'",
+            process.pid,
+            ended.memory // 2**20,
+        )
+        return True
+
+    def _put_back(self, process: HandlerProcess, *, lost: bool, spent: bool = False) -> None:
         with self._changed:
             self._busy.discard(process)
-            keep = not lost and not self._closed
+            keep = not (lost or spent or self._closed)
             if keep:
                 self._idle.append(process)
             self._changed.notify_all()
         if not keep:
             process.close()
-            process.kill()
+            if not spent:
+                process.kill()
             process.reap(END)
 
     def _tell(self) -> None:

@@ -47,7 +47,7 @@ from .housekeeping import Housekeeper
 from .lease import Lease
 from .memory import resident_bytes
 from .outcomes import Ending, Outcome
-from .process_pool import cpus
+from .process_pool import ProcessPool, cpus
 from .running import Asked
 from .wakeup import Wakeup
 from .worker_options import WorkerOptions
@@ -89,7 +89,7 @@ class Worker:
             self.using,
             self._completer,
             slots=options.concurrency,
-            processes=options.process_concurrency or cpus(),
+            processes=ProcessPool(options.process_concurrency or cpus(), max_rss=options.max_rss),
             on_room=self._waiter.set,
         )
         self._housekeeper = Housekeeper(

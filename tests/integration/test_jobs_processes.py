@@ -70,6 +70,8 @@ class TestWhatComesBack:
                 ended(task.enqueue())
                 for task in (processtasks.raises, processtasks.returns_a_set, processtasks.exits)
             )
+            odd = ended(processtasks.stops_oddly.enqueue())
+        assert (odd.state, odd.cancel_reason) == ("cancelled", "7")
         assert [job.state for job in (raised, refused, left)] == ["failed"] * 3
         (error,) = raised.errors
         assert error["class"] == "tests.processtasks.CannotBeRebuilt"
@@ -215,6 +217,15 @@ class TestDeath:
         assert (job.state, job.result, job.attempt) == ("completed", "second", 2)
         assert len({value(one)[0] for one in (before, after, again)}) == 3
         assert again.attempt == 1
+
+    def test_one_that_holds_too_much_is_replaced_in_good_order(self, trace: str) -> None:
+        with worker(process_concurrency=1, max_rss=2**20) as running:
+            kept = [value(ended(processtasks.says_when_it_ends.enqueue(trace))) for _ in range(2)]
+            running._attempts._processes._max_memory = 2**20  # nothing can hold as little
+            last = value(ended(processtasks.says_when_it_ends.enqueue(trace)))
+            wait_until(lambda: marks(trace) == ["end"] * 3, SLOW)
+            fresh = value(ended(processtasks.pid.enqueue()))[0]
+        assert kept == [last, last] and fresh != last
 
     def test_django_that_cannot_be_set_up_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "no_such_settings")
