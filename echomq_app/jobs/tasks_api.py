@@ -6,13 +6,15 @@ app, and projects that support both, import from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Generic,
     Literal,
     ParamSpec,
+    Protocol,
     Self,
     TypeAlias,
     TypeVar,
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from django.tasks import base
 
     from .options import JobOptionsGiven
+    from .results import JobResult
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -80,9 +83,28 @@ if TYPE_CHECKING:
     TaskResult: TypeAlias = base.TaskResult[..., Any]
     TaskContext: TypeAlias = base.TaskContext[..., Any]
 
+    class JobTaskResult(JobResult, Generic[R]):
+        """What a `JobTask` gives, for type checkers alone: what the handler returned has a type."""
+
+        @property
+        def return_value(self) -> R: ...
+
     class JobTask(base.Task[P, R]):
         """What `task` returns, for type checkers alone: a task with job options."""
 
+        # mypy takes a result of any parameters for no result of these parameters.
+        def enqueue(  # type: ignore[override]
+            self, *args: P.args, **kwargs: P.kwargs
+        ) -> JobTaskResult[R]: ...
+        async def aenqueue(  # type: ignore[override]
+            self, *args: P.args, **kwargs: P.kwargs
+        ) -> JobTaskResult[R]: ...
+        def get_result(  # type: ignore[override]
+            self, result_id: str
+        ) -> JobTaskResult[R]: ...
+        async def aget_result(  # type: ignore[override]
+            self, result_id: str
+        ) -> JobTaskResult[R]: ...
         def using(
             self,
             *,
@@ -93,6 +115,23 @@ if TYPE_CHECKING:
             **options: Unpack[JobOptionsGiven],
         ) -> Self: ...
 
+    # What an async function returns is what its coroutine does.
+    class _Decorator(Protocol):
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> JobTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> JobTask[P, R]: ...
+
+    class _ContextDecorator(Protocol):
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+        ) -> JobTask[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> JobTask[P, R]: ...
+
+    @overload
+    def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> JobTask[P, R]: ...
     @overload
     def task(function: Callable[P, R], /) -> JobTask[P, R]: ...
     @overload
@@ -103,7 +142,7 @@ if TYPE_CHECKING:
         backend: str = ...,
         takes_context: Literal[True],
         **options: Unpack[JobOptionsGiven],
-    ) -> Callable[[Callable[Concatenate[Any, P], R]], JobTask[P, R]]: ...
+    ) -> _ContextDecorator: ...
     @overload
     def task(
         *,
@@ -112,7 +151,7 @@ if TYPE_CHECKING:
         backend: str = ...,
         takes_context: Literal[False] = ...,
         **options: Unpack[JobOptionsGiven],
-    ) -> Callable[[Callable[P, R]], JobTask[P, R]]: ...
+    ) -> _Decorator: ...
     def task(*args: Any, **kwargs: Any) -> Any: ...
 
 elif django.VERSION >= (6, 0):

@@ -14,6 +14,7 @@ import pytest
 from echomq_app.exceptions import InvalidArgument
 from echomq_app.jobs.context import JobContext
 from echomq_app.jobs.options import JobOptions, JobOptionsGiven, job_options
+from echomq_app.jobs.results import JobResult
 from echomq_app.jobs.tasks import EchoMQTask
 from echomq_app.jobs.tasks_api import InvalidTask, task
 
@@ -22,6 +23,16 @@ from echomq_app.jobs.tasks_api import InvalidTask, task
 @job_options(max_attempts=5, timeout=60, unique=True, process=False)
 def send(context: JobContext, to: str, *, copies: int = 1) -> int:
     return copies
+
+
+@task(takes_context=True)
+async def asend(context: JobContext, to: str) -> list[str]:
+    return [to]
+
+
+@task
+async def aplain(number: int) -> str:
+    return str(number)
 
 
 @task
@@ -54,6 +65,12 @@ def test_using_refuses_what_is_none() -> None:
 def enqueues() -> None:
     """Never called: the calls are for the checker."""
     assert_type(plain.using(unique=True).enqueue(1).return_value, str)
-    assert_type(send.enqueue("me", copies=2).return_value, int)
+    result = send.enqueue("me", copies=2)
+    assert_type(result.return_value, int)
+    stored: JobResult = plain.get_result(result.id)
+    assert_type((stored.state, stored.cancel_kind), tuple[str, str | None])
+    str(result.progres)  # type: ignore[attr-defined]
+    assert_type(aplain.enqueue(1).return_value, str)
+    assert_type(asend.using(priority=1).enqueue("me").return_value, list[str])
     plain.using(unique=True).enqueue("one")  # type: ignore[arg-type]
     send.enqueue(to="me", copy=2)  # type: ignore[call-arg]
