@@ -29,6 +29,7 @@ from .core.tokens import requested_cursor, verify
 from .exceptions import InvalidArgument, InvalidName, UnknownStream
 from .following import Cursor
 from .models import Record, appending, paging, trimming
+from .models.relaying import Relay
 from .models.stream import Stream as StreamRow
 from .models.stream import new_epoch
 from .models.transactions import after_commit, refuse_transaction, written
@@ -288,7 +289,7 @@ class Log:
         call it by hand where neither runs.
         """
         refuse_transaction(self.using, "relay", "Call it after the commit.")
-        moved = appending.relay(self.using, self.name, limit)
+        moved = Relay(self.using, self.name).move(limit)
         if moved:
             self._wake()
         return moved

@@ -13,7 +13,8 @@ from django.db import connections, router
 from . import events
 from .core.event import Event
 from .core.hint import Hint
-from .models import Job, Outbox, Record, appending, times
+from .models import Job, Outbox, Record, times
+from .models.relaying import Relay
 from .models.threads import in_database_thread
 from .models.transactions import in_transaction, refuse_old_snapshot
 
@@ -43,7 +44,7 @@ def flush_outbox(using: str | None = None) -> None:
             cursor.execute("SET CONSTRAINTS echomq_outbox_commit_v1 DEFERRED")
     left = Outbox.objects.using(alias).order_by("stream")
     for name in left.values_list("stream", flat=True).distinct():
-        while appending.relay(alias, name, 1_000):
+        while Relay(alias, name).move(1_000):
             pass
 
 

@@ -21,8 +21,8 @@ from django.db import DatabaseError, OperationalError
 
 from ..core.ids import JobId
 from ..core.names import queue_stream
-from ..models import appending
 from ..models.job import JobState
+from ..models.relaying import Relay
 from ..models.times import now
 from . import journal
 from .connections import Persistent, service_connection
@@ -57,7 +57,7 @@ class Completer:
         self._using = using
         self._patience = patience
         self._on_ready = on_ready
-        self._queues = sorted(queues)
+        self._relays = [Relay(using, queue_stream(name)) for name in sorted(queues)]
         self._wakeup = Wakeup()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -221,10 +221,9 @@ class Completer:
             journal.publish(progress_entry(*report) for report in reports)
 
     def _relay(self) -> None:
-        for name in self._queues:
-            moved = RELAY_BATCH
-            while moved == RELAY_BATCH:
-                moved = appending.relay(self._using, queue_stream(name), RELAY_BATCH) or 0
+        for relay in self._relays:
+            while relay.move(RELAY_BATCH) == RELAY_BATCH:
+                pass
 
 
 def progress_entry(job: RunningJob, fraction: float, note: str) -> Entry:

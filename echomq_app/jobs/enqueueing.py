@@ -34,13 +34,13 @@ COLUMNS = (
 )
 ROW = "%s, %s, %s, %s, %s, %s, %s, 0, %s, %s, 0, '', %s, '', '[]', '', '', %s, %s, %s, %s, false"
 INSERT = f"{COLUMNS} VALUES ({ROW})"
+# The record is written after the job: a row of the outbox draws its id in a transaction that has
+# a number, see outbox_v1.sql.
 _POSTGRES = (
-    f"WITH job AS ({INSERT}) INSERT INTO echomq_outbox (stream, record, xact) VALUES (%s, %s, NULL)"
-)
-_POSTGRES_UNIQUE = (
-    f"WITH job AS ({INSERT} ON CONFLICT DO NOTHING RETURNING id)"
+    f"WITH job AS ({INSERT} RETURNING id)"
     " INSERT INTO echomq_outbox (stream, record, xact) SELECT %s, %s::jsonb, NULL FROM job"
 )
+_POSTGRES_UNIQUE = _POSTGRES.replace(" RETURNING", " ON CONFLICT DO NOTHING RETURNING")
 _POSTGRES_WINDOW = (
     f"WITH held AS ({unique.TAKE_POSTGRES}), job AS ({COLUMNS} SELECT {ROW} FROM held"
     " RETURNING id)"

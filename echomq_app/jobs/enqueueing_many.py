@@ -36,9 +36,10 @@ _POSTGRES = (
     " json_array_elements(%s::json)) AS v(job, id, arguments)),"
     f" job AS ({COLUMNS} SELECT id, %s, %s, arguments::jsonb, %s, %s, %s, 0, %s, %s, 0, '', %s,"
     " '', '[]', '', '', '', %s, %s, %s, false FROM v)"
-    # Ids of a process ascend.
+    # Ids of a process ascend. The outbox wants a transaction that has a number.
     " INSERT INTO echomq_outbox (stream, record, xact) SELECT %s,"
-    " (%s::text || job || %s::text || job || %s::text)::jsonb, NULL FROM v ORDER BY id"
+    " (%s::text || job || %s::text || job || %s::text)::jsonb, NULL FROM v"
+    " WHERE pg_current_xact_id() IS NOT NULL ORDER BY id"
 )
 
 

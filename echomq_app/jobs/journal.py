@@ -79,7 +79,7 @@ def write(using: str, entries: Sequence[Entry]) -> None:
                 "INSERT INTO echomq_outbox (stream, record, xact)"
                 " SELECT %s, e.record, NULL"
                 " FROM jsonb_array_elements(%s::jsonb) WITH ORDINALITY AS e(record, n)"
-                " ORDER BY e.n",
+                " WHERE pg_current_xact_id() IS NOT NULL ORDER BY e.n",
                 (queue_stream(queue), records.decode()),
             )
 

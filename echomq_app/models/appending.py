@@ -118,21 +118,6 @@ def ensure(using: str, name: str) -> None:
         insert_stream(cursor, connection, name)
 
 
-def relay(using: str, name: str, at_most: int) -> int | None:
-    """Move committed outbox rows of a stream into it; `None`: somebody else is at it."""
-    connection = connections[using]
-    if connection.vendor == "sqlite":
-        return 0
-
-    def call() -> int | None:
-        with naming_isolation(name), connection.cursor() as cursor:
-            cursor.execute("SELECT echomq_relay_v1(%s, %s)", (name, at_most))
-            moved: int | None = cursor.fetchone()[0]
-        return moved
-
-    return as_statement(using, call)
-
-
 def _call(
     connection: BaseDatabaseWrapper, name: str, call: bytes, expected_cursor: int | None
 ) -> list[Receipt] | WrongExpectedCursor:

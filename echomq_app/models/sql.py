@@ -31,6 +31,7 @@ FUNCTIONS = (
     "echomq_outbox_move_v1",
     "echomq_outbox_commit_v1",
     "echomq_relay_v1",
+    "echomq_relay_from_v1",
     "echomq_record_no_update_v1",
     "echomq_record_no_delete_v1",
     "echomq_stream_no_delete_v1",

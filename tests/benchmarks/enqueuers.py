@@ -82,7 +82,7 @@ def without_record(load: Any, seat: Any) -> Iterator[Callable[[], int]]:
     from echomq_app.jobs import enqueueing
 
     ours = enqueueing._POSTGRES
-    bare = ours[ours.index("INSERT") : ours.index(") INSERT INTO echomq_outbox")]
+    bare = ours[ours.index("INSERT") : ours.index(" RETURNING id) INSERT INTO echomq_outbox")]
     # Two parameters are left over: cut off here, formatted away there.
     bare += " RETURNING (%s::text IS NULL OR %s::text IS NULL)"
     with task_enqueue(load, seat) as enqueue:

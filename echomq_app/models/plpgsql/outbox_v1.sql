@@ -4,6 +4,10 @@
 -- The stream's lock is then held for the commit alone, however long the transaction was.
 -- Streams of the app itself (emq.*) are left to the relay: a busy queue has one such stream,
 -- and every enqueue would queue behind its lock and one fsync.
+--
+-- Whoever writes to the outbox has a transaction number before its row draws an id: the relay's
+-- floor relies on it (core/floor.py). What the row comes from has to see to that: it is there
+-- before the id is drawn.
 CREATE OR REPLACE FUNCTION {schema}.echomq_append_on_commit_v1(
     stream_name text, records jsonb, lock_timeout_ms integer DEFAULT 5000
 ) RETURNS void
@@ -37,13 +41,14 @@ BEGIN
     SELECT stream_name, e.value, CASE WHEN starts_with(stream_name, 'emq.') THEN NULL
                                  ELSE pg_current_xact_id()::text::bigint END
     FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
+    WHERE pg_current_xact_id() IS NOT NULL
     ORDER BY e.n;
 END
 $$;
 
 -- Move rows of one stream, oldest first; returns how many, and the id of the last.
--- of_xact null: of any transaction, from the front. Else only rows of that transaction above an
--- id: below it are those that it has moved itself, dead but not yet gone.
+-- of_xact null: of any transaction; else only its rows. Above an id: below it are those that were
+-- moved, dead but not yet gone.
 -- Cut by count and by bytes: one JSON array is held in memory and has a limit of 256 MB. How
 -- much a compressed value unpacks to is known only when it is: at most 256 times as much.
 CREATE OR REPLACE FUNCTION {schema}.echomq_outbox_move_v1(
@@ -63,7 +68,7 @@ BEGIN
                    row_number() OVER (ORDER BY id) AS nth
             FROM (SELECT id, record, pg_column_size(record)::bigint * CASE
                       WHEN pg_column_compression(record) IS NULL THEN 1 ELSE 256 END AS bytes
-                  FROM echomq_outbox WHERE stream = stream_name
+                  FROM echomq_outbox WHERE stream = stream_name AND id > above
                   ORDER BY id LIMIT at_most) AS front
         ) AS sized WHERE bytes < 33554432 OR nth = 1;
     ELSE
@@ -143,18 +148,25 @@ CREATE CONSTRAINT TRIGGER echomq_outbox_commit_v1
     FOR EACH ROW WHEN (NEW.xact IS NOT NULL)
     EXECUTE FUNCTION {schema}.echomq_outbox_commit_v1();
 
--- Move committed rows of one stream, in outbox order, under the stream's lock. Returns how many,
--- or null when somebody else holds the lock: whoever calls, calls again at the next poll.
--- Always from the front: past a floor, a late commit's step would be overtaken by the next one.
-CREATE OR REPLACE FUNCTION {schema}.echomq_relay_v1(stream_name text, at_most integer DEFAULT 1000)
-RETURNS integer
+-- Move committed rows of one stream, in outbox order, under the stream's lock.
+--
+-- moved: how many, or null when somebody else holds the lock: whoever calls, calls again at the
+-- next poll. last_id: of the last one. above, xact, oldest_xact: see core/floor.py. Without a
+-- floor that is known to be safe, from the front: a late commit's step would be overtaken by the
+-- next one.
+CREATE OR REPLACE FUNCTION {schema}.echomq_relay_from_v1(
+    stream_name text, at_most integer, above bigint,
+    OUT moved integer, OUT last_id bigint, OUT xact bigint, OUT oldest_xact bigint
+)
 LANGUAGE plpgsql VOLATILE
 SET search_path = {schema}, pg_temp
 AS $$
 BEGIN
-    PERFORM FROM echomq_outbox WHERE stream = stream_name LIMIT 1;
+    oldest_xact := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    moved := 0;
+    PERFORM FROM echomq_outbox WHERE stream = stream_name AND id > above LIMIT 1;
     IF NOT FOUND THEN
-        RETURN 0;
+        RETURN;
     END IF;
     PERFORM FROM echomq_stream WHERE name = stream_name;
     IF NOT FOUND THEN
@@ -162,8 +174,20 @@ BEGIN
     END IF;
     PERFORM FROM echomq_stream WHERE name = stream_name FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN NULL;
+        moved := NULL;
+        RETURN;
     END IF;
-    RETURN (SELECT moved FROM echomq_outbox_move_v1(stream_name, NULL, at_most));
+    SELECT m.moved, m.last_id INTO moved, last_id
+        FROM echomq_outbox_move_v1(stream_name, NULL, at_most, above) AS m;
+    xact := pg_current_xact_id()::text::bigint;
 END
+$$;
+
+-- The same for who comes once, or seldom; returns how many were moved.
+CREATE OR REPLACE FUNCTION {schema}.echomq_relay_v1(stream_name text, at_most integer DEFAULT 1000)
+RETURNS integer
+LANGUAGE sql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+    SELECT moved FROM echomq_relay_from_v1(stream_name, at_most, 0)
 $$;
