@@ -91,6 +91,16 @@ def session() -> psycopg.Connection[Any]:
     return psycopg.connect(**kept, autocommit=True)
 
 
+def end(connection: BaseDatabaseWrapper) -> None:
+    """Roll back what a copy of a connection has open, and close it: its locks are free then.
+
+    To close it alone isn't enough: the server may notice a little later.
+    """
+    if connection.connection is not None:
+        connection.connection.rollback()
+    connection.close()
+
+
 def concurrently(*calls: Callable[[], T], timeout: float = THREAD_TIMEOUT) -> list[T]:
     """Run each call in a thread of its own, and return their results in order.
 

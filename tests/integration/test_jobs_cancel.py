@@ -23,6 +23,7 @@ from echomq_app.jobs.transitions import settle
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.models.times import now
 from tests import jobtasks
+from tests.databases import end
 from tests.integration.jobs import USING, claim, hearing, history, outcome, records, register
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,7 +39,7 @@ def other() -> Iterator[BaseDatabaseWrapper]:
     """Give a second connection, for a transaction that stays open."""
     connection = connections[USING].copy()
     yield connection
-    connection.close()
+    end(connection)
 
 
 def hold(other: BaseDatabaseWrapper, id: str) -> None:
@@ -199,7 +200,7 @@ class TestRaces:
         hold(other, waiting)
         assert control.cancel(waiting, "now") == "requested"
         assert claim(worker) == []
-        other.close()  # it rolls back: the job is ready, and somebody has asked
+        end(other)  # it rolls back: the job is ready, and somebody has asked
         assert claim(worker) == []
         sweep(USING)
         assert Job.objects.get(pk=waiting).state == "cancelled"

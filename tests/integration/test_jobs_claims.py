@@ -17,6 +17,7 @@ from echomq_app.jobs.claims import Claims, started
 from echomq_app.jobs.housekeeping import promote
 from echomq_app.models import CancelRequest, Job, Worker
 from tests import jobtasks
+from tests.databases import end
 from tests.integration.jobs import USING, claim, history, outcome, records, register
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -118,7 +119,7 @@ class TestClaim:
         finally:
             # Closing alone isn't enough: the server lets go of the row a moment later.
             other.cursor().execute("ROLLBACK")
-            other.close()
+            end(other)
         assert ids_of(claim(worker, 2)) == [first]
 
     @pytest.mark.postgres
@@ -140,7 +141,7 @@ class TestClaim:
                 assert claim(worker) == []
                 cursor.execute("ROLLBACK")
         finally:
-            other.close()
+            end(other)
 
 
 @pytest.mark.postgres

@@ -14,6 +14,7 @@ from echomq_app.jobs import control, housekeeping
 from echomq_app.jobs.housekeeping import rescue
 from echomq_app.models import Job, Worker
 from tests import jobtasks
+from tests.databases import end
 from tests.integration.jobs import USING, claim, hearing, history, records, register
 from tests.wait import wait_until
 
@@ -50,7 +51,7 @@ class TestLease:
                     assert Worker.objects.lose_expired() == 0
                 cursor.execute("COMMIT")
         finally:
-            other.close()
+            end(other)
         with transaction.atomic():
             assert Worker.objects.lose_expired() == 0
 
@@ -66,7 +67,7 @@ class TestLease:
                 cursor.execute("SELECT 1 FROM echomq_job FOR UPDATE")
                 assert Worker.objects.heartbeat(worker.pk, 30)
         finally:
-            other.close()
+            end(other)
 
     def test_old_workers_are_forgotten(self) -> None:
         ended, lost, running = register("ended"), register("lost"), register("running")
@@ -163,5 +164,5 @@ class TestRescue:
             assert rescue(USING) == 1
             assert Job.objects.get(pk=ids[11]).state == "ready"
         finally:
-            other.close()
+            end(other)
         wait_until(lambda: rescue(USING) == 11)

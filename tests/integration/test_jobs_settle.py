@@ -16,6 +16,7 @@ from echomq_app.jobs.transitions import settle, write_progress
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.models.times import now
 from tests import jobtasks
+from tests.databases import end, session
 from tests.integration.jobs import USING, claim, hearing, history, outcome, records, register
 from tests.wait import wait_until
 
@@ -135,18 +136,14 @@ class TestHeldRows:
     def test_other_completions_go_on_and_the_held_one_comes_later(self, worker: Worker) -> None:
         ids = [jobtasks.add.enqueue(n, n).id for n in range(3)]
         jobs = claim(worker, 3)
-        other = connections[USING].copy()
-        try:
-            with other.cursor() as cursor:
-                cursor.execute("BEGIN")
-                cursor.execute(
-                    "SELECT 1 FROM echomq_job WHERE id = %s FOR UPDATE", (JobId.parse(ids[1]).hex,)
-                )
+        with session() as other:
+            other.execute("BEGIN")
+            held = JobId.parse(ids[1]).hex
+            other.execute("SELECT 1 FROM echomq_job WHERE id = %s FOR UPDATE", (held,))
             settled = settle(USING, [outcome(job) for job in jobs])
             assert [str(late.id) for late in settled.later] == [ids[1]]
             write_progress(USING, [(job.id, job.fence, 0.5, "") for job in jobs])  # doesn't wait
-        finally:
-            other.close()
+            other.execute("ROLLBACK")
         assert settle(USING, settled.later).later == []
         assert set(Job.objects.values_list("state", flat=True)) == {"completed"}
 
@@ -163,7 +160,7 @@ class TestHeldRows:
             assert Job.objects.get(pk=id).state == "completed"
             jobtasks.add.enqueue(3, 4)  # nor an enqueue
         finally:
-            other.close()
+            end(other)
         assert history(id) == ["enqueued", "started", "completed"]
 
 
@@ -227,7 +224,7 @@ class TestCompleter:
             wait_until(lambda: Job.objects.get(pk=ids[1]).state == "completed")
             assert completer.unwritten == {held.id}
         finally:
-            other.close()
+            end(other)
         wait_until(lambda: not completer.unwritten)
         assert completer.close(timeout=5)
         assert Job.objects.get(pk=ids[0]).state == "completed"
@@ -253,7 +250,7 @@ class TestCompleter:
                 assert completer.unwritten == {claimed.id}
                 cursor.execute("ROLLBACK")
         finally:
-            other.close()
+            end(other)
         wait_until(lambda: not completer.unwritten)
         assert completer.close(timeout=5)
         assert Job.objects.get(pk=id).state == "completed"

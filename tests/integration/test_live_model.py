@@ -460,7 +460,7 @@ def test_who_asks_during_a_look_hears_when_a_page_finds_the_stream_gone() -> Non
     """The page's read ends the tail in the middle of its own read, on behalf of an opener."""
     machine = HubMachine()
     machine.begin()
-    page = machine.open("first", {}, masked=False, at_once=True)
+    page: Any = machine.open("first", {}, masked=False, at_once=True)
     machine.taken(page, 1, 1)
     machine.delete(really=True)
     machine.open(None, {}, masked=False, at_once=False)
