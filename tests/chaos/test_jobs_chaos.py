@@ -1,5 +1,7 @@
 """Four workers killed, frozen, stopped and cut off, while their servers restart under them.
 
+In `make chaos` the processes of their handlers are killed, too.
+
 Each job appends one record in a transaction of its own. At the end every job has ended
 once, the log tells a story of each that can be true, no effect is missing, and what was
 answered to whoever cancelled holds. The test's name has the seed of its choices;
@@ -8,10 +10,12 @@ answered to whoever cancelled holds. The test's name has the seed of its choices
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import signal
+import subprocess
 import threading
 import time
 import zlib
@@ -59,12 +63,16 @@ class Crew:
         self.workers = [self.new() for _ in range(WORKERS)]
 
     def new(self) -> Child:
-        options = ("--queue", "default", "--concurrency", "4", "--grace", "0.5")
-        return self.start(*options, ready=False, extra={"ECHOMQ_REDIS_URL": self.redis.url})
+        options = ("--queue", "default", "--grace", "0.5")
+        sizes = ("--concurrency", "4", "--process-concurrency", "2")
+        extra = {"ECHOMQ_REDIS_URL": self.redis.url}
+        return self.start(*options, *sizes, ready=False, extra=extra)
 
     def plan(self) -> list[Callable[[], None]]:
         """Choose the faults: each kind equally often, in any order."""
         kinds = [self.kill, self.terminate, self.freeze, self.restart_redis]
+        if LONG:
+            kinds.append(self.kill_handlers)
         if self.postgres is not None:
             kinds += [self.drop_connections, self.crash_postgres]
         faults = [kinds[n % len(kinds)] for n in range(FAULTS)]
@@ -78,6 +86,16 @@ class Crew:
 
     def kill(self) -> None:
         self.rng.choice(self.workers).kill()
+
+    def kill_handlers(self) -> None:
+        """The processes in which handlers run, of one worker."""
+        parent = str(self.rng.choice(self.workers).pid)
+        shown = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", parent], capture_output=True, text=True, check=False
+        )
+        for pid in shown.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def terminate(self) -> None:
         self.rng.choice(self.workers).send_signal(signal.SIGTERM)
@@ -138,9 +156,13 @@ def test_every_job_ends_once_whatever_happens_to_workers_and_servers(
 
 
 def enqueue(rng: random.Random, count: int) -> list[str]:
+    # In `make chaos` alone: a process takes a second to start.
+    by_process = append_an_effect.using(process=True) if LONG else append_an_effect
     with transaction.atomic():
         return [
-            append_an_effect.enqueue(rng.choice([0, 0.02, 0.2]), rng.random() < 0.1).id
+            (by_process if rng.random() < 0.2 else append_an_effect)
+            .enqueue(rng.choice([0, 0.02, 0.2]), rng.random() < 0.1)
+            .id
             for _ in range(count)
         ]
 

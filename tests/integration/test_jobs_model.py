@@ -345,7 +345,7 @@ class JobsMachine(RuleBasedStateMachine):
     @rule(pick=PICK, reason=REASONS)
     def cancel_in_a_transaction_that_stays_open(self, pick: int, reason: str) -> None:
         model = self.one_of(self.jobs, pick)
-        answer = self.others.begin_cancel(model.id, reason)
+        answer = self.others.begin_cancel(model.id, reason, anew=model.request is None)
         would = dataclasses.replace(model)
         assert answer == would.cancel(reason, held=model.id in self.others.locked_by_holder)
 
@@ -432,6 +432,8 @@ class Others:
         self.locked_by_holder: set[str] = set()
         self.cancelling: tuple[str, str, str] | None = None
         """(id, reason, answer)"""
+        self._anew = False
+        """Whether it is the first to ask for that job: else it has written nothing."""
         self._holder: Any = None
         self._canceller: Any = None
         self._atomic: Any = None
@@ -465,12 +467,12 @@ class Others:
         self._holder.execute("ROLLBACK")
         self.locked_by_holder = set()
 
-    def begin_cancel(self, id: str, reason: str) -> str:
+    def begin_cancel(self, id: str, reason: str, *, anew: bool) -> str:
         with self._as_canceller():
             self._atomic = transaction.atomic()
             self._atomic.__enter__()
             answer = control.cancel(id, reason)
-        self.cancelling = (id, reason, answer)
+        self.cancelling, self._anew = (id, reason, answer), anew
         return answer
 
     def end_cancel(self, machine: JobsMachine, *, commit: bool) -> None:
@@ -485,7 +487,7 @@ class Others:
             return
         if answer == "cancelled":
             model.swept(reason)
-        elif model.request is None:
+        elif self._anew:
             model.request = reason
             model.requests += 1
 
