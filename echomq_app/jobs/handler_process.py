@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import Pipe, wait
 
 from .. import cancel
@@ -30,6 +30,7 @@ from ..core.process_messages import (
 )
 from ..exceptions import ProcessLost
 from .process_claim import pack
+from .process_main import STOP_SIGNALS
 from .running import Asked, RunningJob
 
 LOOK = 1.0
@@ -63,7 +64,7 @@ class HandlerProcess:
         self._link, theirs = Pipe()
         # Nothing is ever written to it: that it breaks is the message.
         end_of_lifeline, self._lifeline = Pipe(duplex=False)
-        with theirs, end_of_lifeline:
+        with theirs, end_of_lifeline, _held_back(STOP_SIGNALS):
             given = (theirs.fileno(), end_of_lifeline.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, *_flags(), "-c", _BEGIN, *map(str, given), "echomq-handler"],
@@ -170,6 +171,16 @@ class HandlerProcess:
             f"The process {self.pid} of the handler ended {when}, by {how}. SIGKILL is often the "
             "system's, for want of memory; an exit code the handler's own os._exit()."
         )
+
+
+@contextlib.contextmanager
+def _held_back(signals: Collection[signal.Signals]) -> Iterator[None]:
+    """Let what this thread starts meanwhile begin with these signals blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _flags() -> list[str]:

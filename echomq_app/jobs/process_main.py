@@ -14,6 +14,8 @@ import django
 from ..core.payload import storable
 from ..core.process_messages import Ready, Unready, encode
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def main(link: Connection[bytes, bytes], lifeline: int, parent: int) -> None:
     """Set up Django and run handlers until the worker, process `parent`, closes the link.
@@ -25,8 +27,9 @@ def main(link: Connection[bytes, bytes], lifeline: int, parent: int) -> None:
     _die_with(lifeline)
     # To end is the worker's decision, also when a signal goes to the whole group. A function
     # instead of SIG_IGN, which programs that a handler starts would inherit.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, _leave_it_to_the_worker)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # they were, from the first moment
     try:
         django.setup()
         from .process_child import ProcessChild  # needs the models

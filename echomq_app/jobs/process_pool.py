@@ -124,7 +124,7 @@ class ProcessPool:
             self._changed.notify_all()
         if not keep:
             process.close()
-            if not spent:
+            if lost:
                 process.kill()
             process.reap(END)
 

@@ -15,6 +15,7 @@ from django.db import connection
 from echomq_app.core.ids import new_job_id
 from echomq_app.jobs import control
 from echomq_app.jobs.claims import ClaimedJob
+from echomq_app.jobs.handler_process import HandlerProcess
 from echomq_app.jobs.process_claim import pack, unpack
 from echomq_app.models import Job
 from echomq_app.models.times import now
@@ -278,6 +279,21 @@ class TestShutdown:
         for result in (busy, waiting):
             job = Job.objects.get(pk=result.id)
             assert (job.state, job.attempt) == ("ready", 0)
+
+
+def test_signals_before_it_has_begun_change_nothing() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    process = HandlerProcess()
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(process.pid, number)
+        while not process._ready:  # an EOFError, if it has ended
+            process._hear(lambda fraction, note: None)
+        assert process.alive
+    finally:
+        process.close()
+        process.reap(SLOW)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 @pytest.mark.postgres
