@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import datetime as dt
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from django.db import DatabaseError, connections, router
@@ -12,7 +13,7 @@ from django.db.models import Min
 from django.utils import timezone
 
 from ..models import Outbox, sql
-from ..models.job import Job, JobState
+from ..models.job import Job, JobQuerySet, JobState
 from ..models.queue import Queue
 from ..models.times import now_as_django
 from ..models.worker import Worker
@@ -101,12 +102,22 @@ def _oldest(using: str, queue: str) -> float | None:
     """Return for how long the oldest job has been due; None if none is."""
     at = now_as_django()
     jobs = Job.objects.using(using).filter(queue=queue)
-    moments = [
-        jobs.filter(state=JobState.READY, parked=False).aggregate(first=Min("run_after"))["first"],
-        jobs.due(at).aggregate(first=Min("run_after"))["first"],
-    ]
-    due = [moment for moment in moments if moment is not None]
+    scheduled = jobs.due(at).aggregate(first=Min("run_after"))["first"]
+    due = [*_first_ready(jobs), *([] if scheduled is None else [scheduled])]
     return max(0.0, (at - min(due)).total_seconds()) if due else None
+
+
+def _first_ready(jobs: JobQuerySet) -> Iterator[dt.datetime]:
+    """Yield when the first of each priority was due.
+
+    A step through the index for each: of a million ready jobs, most have the same.
+    """
+    ready = jobs.filter(state=JobState.READY, parked=False).order_by("-priority", "run_after")
+    found = ready.values_list("priority", "run_after").first()
+    while found is not None:
+        priority, moment = found
+        yield moment
+        found = ready.filter(priority__lt=priority).values_list("priority", "run_after").first()
 
 
 def _backlog(using: str, most: int | None, problems: list[str]) -> int:

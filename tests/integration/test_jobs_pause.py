@@ -12,6 +12,7 @@ from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, transaction
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from echomq_app.core.ids import new_job_id
@@ -188,6 +189,23 @@ class TestHealth:
         control.pause("default")
         code, said = probe("--queue", "default", "--max-age", "5m")
         assert code == 0 and said["queues"]["default"]["paused"]
+
+    def test_the_oldest_is_found_by_a_step_for_each_priority(self) -> None:
+        """A queue may have a million ready jobs: no look at each."""
+        for priority in (-1, 0, 5):
+            task = jobtasks.add.using(priority=priority)
+            for _ in range(5):
+                task.enqueue(1, 2)
+        oldest = Job.objects.filter(priority=0).last()
+        assert oldest is not None
+        at = timezone.now() - dt.timedelta(minutes=10)
+        Job.objects.filter(pk=oldest.pk).update(run_after=at)
+        with CaptureQueriesContext(connection) as queries:
+            _, said = probe("--queue", "default")
+        assert 600 <= said["queues"]["default"]["oldest_ready"] < 900
+        looks = [query["sql"] for query in queries if "run_after" in query["sql"]]
+        assert len(looks) == 3 + 1 + 1 and all("LIMIT 1" in look for look in looks[1:])
+        assert "MIN" in looks[0] and "scheduled" in looks[0]
 
     @pytest.mark.postgres
     def test_backlog(self) -> None:
