@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from echomq_app.jobs import control
 from echomq_app.jobs.claims import ClaimedJob
 from echomq_app.jobs.handler_process import HandlerProcess
 from echomq_app.jobs.process_claim import pack, unpack
+from echomq_app.jobs.process_pool import ProcessPool
+from echomq_app.jobs.worker import Worker
 from echomq_app.models import Job
 from echomq_app.models.times import now
 from echomq_app.testing import run_jobs
@@ -31,8 +36,44 @@ SLOW = 60.0
 """Seconds: a process has to start, on a machine that may stall."""
 
 
-def worker(**options: Any) -> Any:
+def worker(**options: Any) -> AbstractContextManager[Worker]:
     return running_worker(**{"process_concurrency": 2, "lease": 30.0, "heartbeat": 1.0, **options})
+
+
+Start = Callable[..., AbstractContextManager[Worker]]
+
+
+class Kept(ProcessPool):
+    """Goes from worker to worker: a process takes a second to start."""
+
+    def kill_busy(self) -> None:
+        pass
+
+    def close(self, timeout: float) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, Kept]]:
+    """Give pools of one and of two processes."""
+    kept = {limit: Kept(limit) for limit in (1, 2)}
+    yield kept
+    for pool in kept.values():
+        ProcessPool.kill_busy(pool)
+        ProcessPool.close(pool, SLOW)
+
+
+@pytest.fixture
+def kept_worker(pools: dict[int, Kept]) -> Start:
+    """Give a function like `worker`, for tests that end no process."""
+
+    @contextlib.contextmanager
+    def start(*, processes: int = 2, **options: Any) -> Iterator[Worker]:
+        with worker(**options) as running:
+            running._attempts._processes = pools[processes]
+            yield running
+
+    return start
 
 
 def value(job: Job) -> Any:
@@ -54,8 +95,10 @@ def wait_for_marks(trace: str, count: int) -> list[str]:
 
 
 class TestWhatComesBack:
-    def test_results_of_the_main_thread_of_another_process_which_is_kept(self) -> None:
-        with worker(process_concurrency=1):
+    def test_results_of_the_main_thread_of_another_process_which_is_kept(
+        self, kept_worker: Start
+    ) -> None:
+        with kept_worker(processes=1):
             jobs = [ended(processtasks.pid.enqueue()) for _ in range(2)]
             big = ended(processtasks.echo.enqueue({"n": 2**70, "t": "ü\u2029", "f": 0.1}))
             languages = [ended(processtasks.activate_language.enqueue("de")) for _ in range(2)]
@@ -65,8 +108,8 @@ class TestWhatComesBack:
         assert big.result == {"n": 2**70, "t": "ü\u2029", "f": 0.1}
         assert languages[0].result == languages[1].result
 
-    def test_failures_as_text(self) -> None:
-        with worker():
+    def test_failures_as_text(self, kept_worker: Start) -> None:
+        with kept_worker():
             raised, refused, left = (
                 ended(task.enqueue())
                 for task in (processtasks.raises, processtasks.returns_a_set, processtasks.exits)
@@ -81,16 +124,18 @@ class TestWhatComesBack:
         assert refused.errors[0]["class"] == "echomq_app.exceptions.InvalidPayload"
         assert left.errors[0]["class"] == "builtins.SystemExit"
 
-    def test_progress_of_which_the_last_is_never_lost_and_no_flood_comes(self) -> None:
-        with hearing() as heard, worker():
+    def test_progress_of_which_the_last_is_never_lost_and_no_flood_comes(
+        self, kept_worker: Start
+    ) -> None:
+        with hearing() as heard, kept_worker():
             job = ended(processtasks.reports.enqueue(20_000))
             told = [event.data for event in heard.so_far() if event.event == "progress"]
         assert (job.progress, job.progress_note) == (1.0, "all")
         assert told[-1]["note"] == "all" and len(told) < 200
         assert value(job) < 20
 
-    def test_at_most_so_many_processes_at_once(self, trace: str) -> None:
-        with worker(process_concurrency=2, concurrency=5):
+    def test_at_most_so_many_processes_at_once(self, trace: str, kept_worker: Start) -> None:
+        with kept_worker(concurrency=5):
             jobs = [processtasks.waits_for.enqueue(trace) for _ in range(4)]
             wait_for_marks(trace, 2)
             assert ended(jobtasks.add.enqueue(1, 2)).state == "completed"  # meanwhile
@@ -127,8 +172,8 @@ class TestWhatComesBack:
 
 
 class TestCancel:
-    def test_reaches_it_at_once_with_reason_and_kind(self, trace: str) -> None:
-        with worker(poll=60.0):
+    def test_reaches_it_at_once_with_reason_and_kind(self, trace: str, kept_worker: Start) -> None:
+        with kept_worker(poll=60.0):
             result = processtasks.until_cancelled.enqueue(trace)
             wait_for_marks(trace, 1)
             wait_until(lambda: Job.objects.get(pk=result.id).progress == 0.5, SLOW)
@@ -141,8 +186,10 @@ class TestCancel:
         assert (job.state, job.cancel_reason, job.cancel_kind) == ("cancelled", "enough", "admin")
         assert (job.progress, job.progress_note) == (0.5, "halfway")
 
-    def test_async_handlers_run_on_a_loop_and_may_ignore_it(self, trace: str) -> None:
-        with worker():
+    def test_async_handlers_run_on_a_loop_and_may_ignore_it(
+        self, trace: str, kept_worker: Start
+    ) -> None:
+        with kept_worker():
             result = processtasks.asleep.enqueue(trace)
             wait_for_marks(trace, 1)
             control.cancel(result.id, "enough")
@@ -150,13 +197,13 @@ class TestCancel:
         assert marks(trace)[1] == "cancelled enough user"
         assert (job.state, value(job)[1], job.progress_note) == ("completed", True, "async")
 
-    def test_timeout(self) -> None:
-        with worker():
+    def test_timeout(self, kept_worker: Start) -> None:
+        with kept_worker():
             job = ended(processtasks.times_out.enqueue())
         assert (job.state, job.errors[0]["class"]) == ("failed", "builtins.TimeoutError")
 
-    def test_of_a_job_that_waits_for_a_process(self, trace: str) -> None:
-        with worker(process_concurrency=1):
+    def test_of_a_job_that_waits_for_a_process(self, trace: str, kept_worker: Start) -> None:
+        with kept_worker(processes=1):
             first = processtasks.waits_for.enqueue(trace)
             wait_for_marks(trace, 1)
             waiting = processtasks.pid.enqueue(f"{trace}2")
@@ -168,8 +215,10 @@ class TestCancel:
             assert ended(first).state == "completed"
         assert not marks(f"{trace}2")
 
-    def test_the_next_handler_of_the_process_is_not_cancelled(self, trace: str) -> None:
-        with worker(process_concurrency=1):
+    def test_the_next_handler_of_the_process_is_not_cancelled(
+        self, trace: str, kept_worker: Start
+    ) -> None:
+        with kept_worker(processes=1):
             first = processtasks.until_cancelled.enqueue(trace, then="return")
             wait_for_marks(trace, 1)
             control.cancel(first.id)
@@ -190,7 +239,7 @@ class TestDeath:
             "fault": "SIGSEGV",
             "leave a child": "SIGKILL",
         }
-        with worker():
+        with worker(process_concurrency=3):
             trace = str(tmp_path / "beside")
             beside = processtasks.waits_for.enqueue(trace)
             wait_for_marks(trace, 1)
@@ -248,7 +297,7 @@ class TestShutdown:
         assert [type for type, _ in records(result.id)] == ["enqueued", "started", "retrying"]
 
     def test_handler_that_ignores_it_is_ended_before_its_job_is_handed_back(
-        self, trace: str
+        self, trace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with worker(grace=0.2) as running:
             result = processtasks.until_cancelled.enqueue(trace, then="stay")
@@ -262,7 +311,7 @@ class TestShutdown:
                 gone.set()
                 put(outcome)
 
-            running._completer.put = look_first
+            monkeypatch.setattr(running._completer, "put", look_first)
         assert gone.is_set() and running.left_behind == 1
         job = Job.objects.get(pk=result.id)
         assert (job.state, job.attempt, job.errors) == ("ready", 0, [])
