@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from channels.exceptions import ChannelFull
 from channels.layers import InMemoryChannelLayer
 from channels_redis.core import RedisChannelLayer
 from channels_redis.pubsub import RedisPubSubChannelLayer
+
+from echomq_app.core.echo import frames
+from echomq_app.core.echo.frames import AnyFrame
 
 KINDS = ("memory", "core", "pubsub")
 
@@ -33,6 +37,10 @@ class Hub:
     cut: set[Way] = dataclasses.field(default_factory=set)
     hangs: set[Way] = dataclasses.field(default_factory=set)
     full: set[str] = dataclasses.field(default_factory=set)
+    deaf: set[str] = dataclasses.field(default_factory=set)
+    """Addresses where nothing arrives any more, though the link to them looks well."""
+    loses: Callable[[AnyFrame], bool] | None = None
+    """Whether this frame is lost, wherever it goes."""
     slow: float = 0.0
     """Seconds that every send takes."""
     sent: list[Way] = dataclasses.field(default_factory=list)
@@ -46,6 +54,7 @@ class Hub:
         self.cut.clear()
         self.hangs.clear()
         self.full.clear()
+        self.loses = None
         self.slow = 0.0
 
     def own(self, node: str, channel: str) -> None:
@@ -65,8 +74,11 @@ class Hub:
         if way[1] in self.full:
             raise ChannelFull(channel)
 
-    def lets_through(self, node: str, message: Any) -> bool:
-        return (message.pop("from", ""), node) not in self.cut
+    def lets_through(self, node: str, channel: str, message: Any) -> bool:
+        if (message.pop("from", ""), node) in self.cut or channel in self.deaf:
+            return False
+        frame = message.get("frame")
+        return self.loses is None or frame is None or not self.loses(frames.decode(frame))
 
 
 hubs: dict[str, Hub] = {}
@@ -96,7 +108,7 @@ class Memory(InMemoryChannelLayer):
     async def receive(self, channel: str) -> dict[str, Any]:
         while True:
             message = await super().receive(channel)
-            if self.hub.lets_through(self.node, message):
+            if self.hub.lets_through(self.node, channel, message):
                 return message
 
 
@@ -121,7 +133,7 @@ class Core(RedisChannelLayer):  # type: ignore[misc]
     async def receive(self, channel: str) -> dict[str, Any]:
         while True:
             message: dict[str, Any] = await super().receive(channel)
-            if self.hub.lets_through(self.node, message):
+            if self.hub.lets_through(self.node, channel, message):
                 return message
 
 
@@ -146,7 +158,7 @@ class PubSub(RedisPubSubChannelLayer):  # type: ignore[misc]
     async def receive(self, channel: str) -> dict[str, Any]:
         while True:
             message: dict[str, Any] = await self._get_layer().receive(channel)
-            if self.hub.lets_through(self.node, message):
+            if self.hub.lets_through(self.node, channel, message):
                 return message
 
 

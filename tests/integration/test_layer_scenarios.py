@@ -18,22 +18,19 @@ from echomq_app.layers import EchoChannelLayer
 from echomq_app.layers.links import Links
 from tests.integration.layers import (
     Nodes,
-    clean_layers,
+    crash,
+    failed,
     meet,
+    nodes_on_each_transport,
+    settled,
     state,
     subscriber,
     take,
     write,
 )
-from tests.layer_transport import KINDS
 from tests.wait import wait_until_async
 
-
-@pytest.fixture(params=KINDS)
-def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    url = request.getfixturevalue("redis_url") if request.param != "memory" else ""
-    with clean_layers(redis=bool(url)):
-        yield Nodes(request.param, url)
+__all__ = ["nodes_on_each_transport"]
 
 
 @pytest.fixture
@@ -63,11 +60,6 @@ def heard_signals() -> Iterator[list[tuple[str, dict[str, Any]]]]:
         getattr(signals, name).disconnect(hear)
 
 
-async def settled(*layers: EchoChannelLayer) -> None:
-    """Wait until everybody has acked everything."""
-    await wait_until_async(lambda: all(state(layer).drained() for layer in layers), 30)
-
-
 def reset(layer: EchoChannelLayer) -> Callable[[], Coroutine[Any, Any, None]]:
     """Give up the links of a node, which makes new ones."""
 
@@ -75,11 +67,6 @@ def reset(layer: EchoChannelLayer) -> Callable[[], Coroutine[Any, Any, None]]:
         layer._station.links.reset()
 
     return do
-
-
-async def failed(layer: EchoChannelLayer) -> None:
-    """Wait until a node has noticed that a batch isn't acked."""
-    await wait_until_async(lambda: any(peer.suspect for peer in state(layer).peers.values()), 30)
 
 
 async def test_a_message_reaches_both_nodes_once_and_in_order(nodes: Nodes) -> None:
@@ -320,13 +307,6 @@ def _subscribed(layer: Any, channel: str) -> bool:
         for loop_layer in layer._layers.values()
         for shard in loop_layer._shards
     )
-
-
-def crash(layer: EchoChannelLayer) -> None:
-    """End a node without a word, as SIGKILL does."""
-    running = layer._station._running
-    assert running is not None
-    running.cancel()
 
 
 async def test_a_capacity_warning_comes_once(
