@@ -7,7 +7,15 @@ import psutil
 import pytest
 
 from echomq_app.core.echo import frames
-from echomq_app.core.echo.effects import Broadcast, Happened, Notify, Send, SendBatch
+from echomq_app.core.echo.effects import (
+    Broadcast,
+    Effect,
+    Happened,
+    Notify,
+    Send,
+    SendBatch,
+)
+from echomq_app.core.echo.frames import Hello
 from echomq_app.core.echo.node import EchoNode
 from echomq_app.core.echo.peers import Rules
 from echomq_app.core.echo.producer import Producer
@@ -711,6 +719,77 @@ def test_a_ping_after_a_failure_backs_off_and_an_answer_resends_at_once() -> Non
     assert sim.machines["a"].node.peers[sim.machines["b"].node.boot].failures < 20
     sim.run(1.5)
     assert sim.heard("b") == positions(0)
+
+
+def suspected() -> EchoNode:
+    """Return a node whose first batch to b was not acked, at the time 0.5."""
+    rules = Rules(call_timeout=0.5, retry_interval=0.2, heartbeat_interval=100.0)
+    node = EchoNode("a", "a", rules, 0.0, lambda: 0.0)
+    other = EchoNode("b", "b", Rules(), 0.0, lambda: 0.0)
+    node.announce(0.0)
+    for hello in other.announce(0.0):
+        assert isinstance(hello, Broadcast)
+        node.on_frame(msgspec.structs.replace(hello.frame, expected={"a": {0: 0}}), 0.0)
+    node.write(0, ("g", b"1"))
+    assert any(isinstance(effect, SendBatch) for effect in node.flush(0.0))
+    assert pings(node.tick(0.5)) == 0
+    return node
+
+
+def pings(effects: list[Effect]) -> int:
+    return sum(
+        isinstance(effect, Send) and isinstance(effect.frame, Hello) and effect.frame.asks >= 0
+        for effect in effects
+    )
+
+
+def test_pings_come_after_a_pause_that_grows_to_five_seconds() -> None:
+    node = suspected()
+    times = [tenth / 10 for tenth in range(6, 300) if pings(node.tick(tenth / 10))]
+    pauses = [round(late - early, 1) for early, late in zip([0.5, *times], times, strict=False)]
+    assert pauses[:6] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0], abs=0.11)
+    assert set(pauses[6:]) == {5.0}
+
+
+def test_after_an_ack_the_pauses_are_short_again() -> None:
+    node = suspected()
+    for tenth in range(6, 100):
+        node.tick(tenth / 10)
+    node.on_frame(frames.Ack(boot="b", to="a", index=0, cursor=0), 10.0)  # it lives: once more
+    node.on_frame(frames.Ack(boot="b", to="a", index=0, cursor=1), 10.1)
+    node.write(0, ("g", b"2"))
+    node.flush(10.2)
+    failure = [effect for effect in node.tick(10.7) if isinstance(effect, Happened)]
+    assert {"node": "b", "delay": 0.2, "attempt": 1} in [effect.details for effect in failure]
+
+
+def test_a_node_that_comes_back_is_found_by_a_ping_long_before_its_heartbeat() -> None:
+    sim = pair(heartbeat_interval=100.0, forget_after=1000.0)
+    sim.cut_line("a", "b")
+    sim.write("a")
+    sim.run(5)
+    sim.heal()
+    sim.run(6)
+    assert sim.heard("b") == positions(0)
+
+
+def test_a_node_that_hears_nothing_gives_up_nobody() -> None:
+    # Not even its own hello comes back, so it is the one that is away.
+    sim = pair()
+    sim.write("a")
+    sim.run(1)
+    sim.cut_line("b", "a")
+    sim.cut_line("b", "b")
+    sim.run(30)
+    node = sim.machines["b"].node
+    assert sim.heard("b") == positions(0)
+    assert set(node.peers) == {sim.machines["a"].node.boot}
+    sim.heal()
+    sim.run(0.5)
+    # It gives the others as long as if they had just begun: all that it has to say is of itself.
+    assert sim.heard("b") in (positions(0), [*positions(0), "b"])
+    sim.settle()
+    assert sim.heard("b") == [*positions(0), "b"]
 
 
 # Frames.
