@@ -548,7 +548,7 @@ def _outcome(job: ClaimedJob, how: str) -> Outcome:
     }[how]()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(900 if settings().max_examples < 1000 else 3600)  # or in make chaos
 def test_any_sequence_of_steps(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "echomq.jobs")
     run_state_machine_as_test(
