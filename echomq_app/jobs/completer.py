@@ -2,8 +2,8 @@
 
 Called by: the handlers' threads (`put`, `report`), which never wait here. Its own
 thread writes what has come together meanwhile in one transaction: an idle completer
-writes at once, a busy one in batches that grow with the load. After each batch it moves
-the queues' records from the outbox into their streams, and publishes on the feed.
+writes at once, a busy one in batches that grow with the load. After each batch it publishes
+on the feed, and says that there are records to relay.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError, OperationalError
+from django.db import DatabaseError, OperationalError, connections
 
 from ..core.ids import JobId
-from ..core.names import queue_stream
 from ..models.job import JobState
-from ..models.relaying import Relay
 from ..models.times import now
 from . import journal
 from .connections import Persistent, service_connection
@@ -36,8 +34,10 @@ logger = logging.getLogger("echomq.jobs")
 
 BATCH = 500
 PROGRESS_INTERVAL = 0.25
-RELAY_INTERVAL = 1.0
-RELAY_BATCH = 1000
+BACKLOG = 2 * BATCH
+"""Outcomes that may wait before no more jobs are claimed: all of them would be run once more
+after a crash."""
+IDLE = 1.0
 LOCKED_PAUSE = 0.2
 """Before a row that somebody else holds is tried again."""
 
@@ -48,16 +48,18 @@ class Completer:
     def __init__(
         self,
         using: str,
-        queues: Collection[str],
         *,
         patience: float,
         on_ready: Callable[[], object],
+        on_written: Callable[[], object],
     ) -> None:
-        """`on_ready()` is called when a job may be claimed: one that ran, or one of its group."""
+        """`on_ready()` is called when a job may be claimed: one that ran, one of its group, or
+        any, when there had been too many outcomes; `on_written()` when there are records.
+        """
         self._using = using
         self._patience = patience
         self._on_ready = on_ready
-        self._relays = [Relay(using, queue_stream(name)) for name in sorted(queues)]
+        self._on_written = on_written
         self._wakeup = Wakeup()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -65,9 +67,7 @@ class Completer:
         self._waiting: list[Outcome] = []
         self._locked: list[tuple[float, Outcome]] = []
         self._unwritten: set[JobId] = set()
-        self._relay_due = True
         self._next_progress = 0.0
-        self._next_relay = 0.0
         self._thread = threading.Thread(target=self._run, name="echomq-completer", daemon=True)
 
     def start(self) -> None:
@@ -89,16 +89,16 @@ class Completer:
         if first:
             self._wakeup.call()
 
-    def relay_soon(self) -> None:
-        """Move the queues' records into their streams: some were written elsewhere."""
-        self._relay_due = True
-        self._wakeup.call()
-
     @property
     def unwritten(self) -> set[JobId]:
         """Jobs whose outcome is here and not in the database yet."""
         with self._lock:
             return set(self._unwritten)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more outcomes wait to be written than should."""
+        return len(self._unwritten) > BACKLOG
 
     def close(self, timeout: float) -> bool:
         """Write what there is, for at most `timeout` seconds; tell whether all is written."""
@@ -114,6 +114,9 @@ class Completer:
             self._using, "completer", self._wakeup, patience=self._patience
         )
         with service as persistent:
+            # Now, not with the first outcome: what a worker needs it has from the beginning.
+            connect = connections[self._using].ensure_connection
+            persistent.attempt("connect", connect, default=None)
             while not self._wakeup.closed:
                 self._turn(persistent)
                 self._wakeup.wait(self._pause())
@@ -126,20 +129,16 @@ class Completer:
             if not persistent.attempt("settle", partial(self._write, batch), default=False):
                 break
             del self._waiting[: len(batch)]
-            self._relay_due = True
+            self._on_written()
             self._collect()
         now_is = time.monotonic()
         if now_is >= self._next_progress:
             self._next_progress = now_is + PROGRESS_INTERVAL
             persistent.attempt("progress", self._write_progress, default=None)
-        if self._relay_due or now_is >= self._next_relay:
-            self._relay_due = False
-            self._next_relay = now_is + RELAY_INTERVAL
-            persistent.attempt("relay", self._relay, default=None)
 
     def _pause(self) -> float:
         now_is = time.monotonic()
-        moments = [self._next_relay, *(moment for moment, _ in self._locked)]
+        moments = [now_is + IDLE, *(moment for moment, _ in self._locked)]
         if self._reports:
             moments.append(self._next_progress)
         if self._waiting:
@@ -194,6 +193,7 @@ class Completer:
         again = time.monotonic() + LOCKED_PAUSE
         self._locked += [(again, outcome) for outcome in settlement.later]
         kept = {outcome.id for outcome in settlement.later}
+        was_behind = self.is_behind
         with self._lock:
             self._unwritten -= {outcome.id for outcome in batch} - kept
             reports = [
@@ -203,7 +203,8 @@ class Completer:
             ]
         journal.publish([*(progress_entry(*report) for report in reports), *settlement.entries])
         ready = any(entry.data["state"] == JobState.READY for entry in settlement.entries)
-        if ready or any(map(_makes_room, batch)):
+        caught_up = was_behind and not self.is_behind
+        if ready or caught_up or any(map(_makes_room, batch)):
             self._on_ready()
 
     def _write_progress(self) -> None:
@@ -219,11 +220,6 @@ class Completer:
             )
         finally:
             journal.publish(progress_entry(*report) for report in reports)
-
-    def _relay(self) -> None:
-        for relay in self._relays:
-            while relay.move(RELAY_BATCH) == RELAY_BATCH:
-                pass
 
 
 def progress_entry(job: RunningJob, fraction: float, note: str) -> Entry:

@@ -4,7 +4,8 @@ Who runs where, each with a database connection of its own:
 
     main thread    this module: cancel requests, claims, signals
     heartbeat      lease.py: renews the lease, and nothing else
-    completer      completer.py: outcomes, progress, the relay, the feed
+    completer      completer.py: outcomes, progress, the feed
+    relayer        relayer.py: records from the outbox into the queues' streams (PostgreSQL)
     housekeeper    housekeeping.py: due jobs, other workers' lost leases, retention
     job threads    attempts.py, handlers.py in pools.py: sync handlers; async ones on a loop;
                    each waits for one in a process (process_pool.py), if its task says so
@@ -48,6 +49,7 @@ from .lease import Lease
 from .memory import resident_bytes
 from .outcomes import Ending, Outcome
 from .process_pool import ProcessPool, cpus
+from .relayer import Relayer
 from .running import Asked
 from .wakeup import Wakeup
 from .worker_options import WorkerOptions
@@ -57,6 +59,8 @@ logger = logging.getLogger("echomq.jobs")
 DRAIN_INTERVAL = 0.05
 WRITE_DEADLINE = 15.0
 """How long the end of a worker may take after the grace: to write what there is."""
+RELAY_DEADLINE = 2.0
+"""And to move its records into their streams, which another worker would do, too."""
 
 
 class Worker:
@@ -82,8 +86,12 @@ class Worker:
         """After what it ended by itself (`max_jobs`, `max_rss`); empty if it didn't."""
         self._next_reconcile = 0.0
         self._waiter = engine.waiter(*(queue_wake_group(queue) for queue in options.queues))
+        self._relayer = Relayer(self.using, options.queues, patience=options.patience)
         self._completer = Completer(
-            self.using, options.queues, patience=options.patience, on_ready=self._waiter.set
+            self.using,
+            patience=options.patience,
+            on_ready=self._waiter.set,
+            on_written=self._relayer.soon,
         )
         self._attempts = Attempts(
             self.using,
@@ -144,6 +152,7 @@ class Worker:
         except (DatabaseError, InterfaceError) as error:
             reason = " ".join(str(error).split())
             raise WorkerError(f"The worker can't use the database: {reason}") from error
+        self._relayer.start()
         self._completer.start()
         self._housekeeper.start()
         logger.info(
@@ -187,7 +196,7 @@ class Worker:
         room = self._attempts.room()
         if self.options.max_jobs is not None:
             room = min(room, self.options.max_jobs - self._begun)
-        if room < 1 or self._lease.in_doubt or self.spent:
+        if room < 1 or self._lease.in_doubt or self.spent or self._completer.is_behind:
             return _Taken(0, 0)
         turn = self._shares.turn(room)
         count, short = 0, set()
@@ -214,7 +223,7 @@ class Worker:
             if self._lease.generation != generation:
                 attempt.ask(Asked.LEASE_LOST, Asked.LEASE_LOST.value)
         if claimed:
-            self._completer.relay_soon()
+            self._relayer.soon()
             journal.publish(started(job) for job in claimed)
         return len(claimed)
 
@@ -275,6 +284,7 @@ class Worker:
         self.left_behind = self._attempts.hand_back()
         self._housekeeper.close(timeout=1.0)
         written = self._completer.close(timeout=WRITE_DEADLINE)
+        self._relayer.close(timeout=RELAY_DEADLINE)
         self._release(written)
         self._attempts.close()
         engine.flush(current().FLUSH_DEADLINE)

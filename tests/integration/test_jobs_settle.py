@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 
 import pytest
 from django.db import connection, connections, transaction
@@ -11,6 +12,7 @@ from django.utils import timezone
 from echomq_app.core.ids import JobId
 from echomq_app.jobs.completer import Completer
 from echomq_app.jobs.outcomes import Ending, error_record
+from echomq_app.jobs.relayer import Relayer
 from echomq_app.jobs.running import RunningJob
 from echomq_app.jobs.transitions import settle, write_progress
 from echomq_app.models import CancelRequest, Job, Worker
@@ -167,19 +169,23 @@ class TestHeldRows:
 class TestCompleter:
     @pytest.fixture
     def completer(self) -> Completer:
-        return Completer(USING, ["default"], patience=30, on_ready=lambda: None)
+        return Completer(USING, patience=30, on_ready=bool, on_written=bool)
 
-    def test_writes_what_is_put_moves_it_to_the_stream_and_publishes(
-        self, worker: Worker, completer: Completer
+    def test_writes_what_is_put_publishes_it_and_has_it_moved_to_the_stream(
+        self, worker: Worker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        relayer = Relayer(USING, ["default"], patience=30)
+        completer = Completer(USING, patience=30, on_ready=bool, on_written=relayer.soon)
         ids = [jobtasks.add.enqueue(n, n).id for n in range(20)]
         jobs = claim(worker, 20)
         with hearing() as heard:
+            relayer.start()
             completer.start()
             for job in jobs:
                 completer.report(RunningJob(job), 0.5, "half")
                 completer.put(outcome(job))
             assert completer.close(timeout=20)
+            relayer.close(timeout=20)
             told = [event for event in heard.so_far() if str(event.job_id) == ids[7]]
         assert [event.event for event in told] == ["progress", "completed"]
         assert told[0].data["fraction"] == 0.5
@@ -187,8 +193,25 @@ class TestCompleter:
         assert set(Job.objects.values_list("state", flat=True)) == {"completed"}
         from echomq_app.stream import Stream
 
-        # No relay here: the completer has moved them.
+        # No relay here: that is what the relayer is for.
         assert Stream("emq.default").info().write_cursor == 60
+
+    def test_says_when_it_is_behind_and_when_it_has_caught_up(
+        self, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("echomq_app.jobs.completer.BACKLOG", 2)
+        caught_up = threading.Event()
+        completer = Completer(USING, patience=30, on_ready=caught_up.set, on_written=bool)
+        for n in range(3):
+            jobtasks.add.enqueue(n, n)
+        behind = []
+        for job in claim(worker, 3):
+            completer.put(outcome(job))
+            behind.append(completer.is_behind)
+        assert behind == [False, False, True] and not caught_up.is_set()
+        completer.start()
+        assert caught_up.wait(20)
+        assert completer.close(timeout=20) and completer.is_behind is False
 
     def test_result_that_the_database_cannot_hold_fails_that_job_alone(
         self, worker: Worker, completer: Completer

@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from echomq_app.jobs import control
 from echomq_app.jobs.backend import EchoMQBackend
+from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.jobs.tasks_api import TaskResultStatus, task_finished, task_started
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.stream import Stream
@@ -323,11 +324,11 @@ class TestOutage:
 
     def test_while_idle(self, caplog: pytest.LogCaptureFixture) -> None:
         with running_worker():
-            wait_until(lambda: _others("application_name LIKE 'echomq%%'") == 4)
+            wait_until(lambda: _others("application_name LIKE 'echomq%%'") == 5)
             assert _terminate() >= 4
             id = jobtasks.add.enqueue(1, 2).id
             assert finished(id).state == "completed"
-            wait_until(lambda: _others("application_name LIKE 'echomq%%'") == 4)
+            wait_until(lambda: _others("application_name LIKE 'echomq%%'") == 5)
         assert caplog.text.count("worker_error") < 20
 
     def test_while_a_job_runs(self, trace: str) -> None:
@@ -350,7 +351,9 @@ class TestOutage:
         # A claim whose answer was lost is handed back, not counted against the job.
         assert all(job.attempt == 1 and not job.errors for job in Job.objects.all())
 
-    @pytest.mark.parametrize("thread", ["heartbeat", "completer", "worker", "housekeeper"])
+    @pytest.mark.parametrize(
+        "thread", ["heartbeat", "completer", "worker", "housekeeper", "relayer"]
+    )
     def test_server_that_does_not_answer_one_of_its_threads(
         self, thread: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -369,6 +372,30 @@ class TestOutage:
             assert f"connection_cut thread={thread}" in caplog.text
             assert Job.objects.get(pk=id).attempt == 1
             assert not Worker.objects.exclude(lost_at=None).exists()
+
+    def test_outcomes_that_cannot_be_written_hold_up_claims(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All that has ended and isn't written would be run once more after a crash."""
+        monkeypatch.setattr("echomq_app.jobs.completer.BACKLOG", 10)
+        where = "application_name = 'echomq completer'"
+        with running_worker(concurrency=2) as worker:
+            wait_until(lambda: _others(where) == 1)
+            (hung,) = _pids(where)
+            os.kill(hung, signal.SIGSTOP)
+            try:
+                ids = [job.id for job in enqueue_many(jobtasks.noop, [call(n) for n in range(900)])]
+                wait_until(lambda: worker._completer.is_behind and not worker._attempts)
+                before = Job.objects.running().count()
+                # Each turn of the worker would claim: it has been through some.
+                for _ in range(20):
+                    worker._waiter.set()
+                    time.sleep(0.01)
+                assert Job.objects.running().count() == before < 900
+            finally:
+                os.kill(hung, signal.SIGCONT)
+            for id in ids:
+                finished(id, timeout=60)
 
     @pytest.mark.skipif(POOLED, reason="the pool of the test itself would be full of dead ones")
     def test_database_that_refuses_for_a_while(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -393,7 +420,7 @@ class TestOutage:
                     cursor.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
             assert finished(id).state == "completed"
         admin.close()
-        assert refusals < 60  # four threads with growing pauses
+        assert refusals < 60  # five threads with growing pauses
         assert Worker.objects.filter(lost_at=None).exists()
 
 
