@@ -291,7 +291,7 @@ assert threading.active_count() == before == 1
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@on_pubsub
+@transports
 async def test_a_process_whose_own_loop_is_saturated_is_no_lost_node(
     backend: str, redis_url: str, ear: Ear
 ) -> None:
