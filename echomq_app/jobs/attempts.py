@@ -100,19 +100,19 @@ class Attempts:
         for job in list(self._running.values()):
             job.ask(who, who.value)
 
-    def hear_cancels(self) -> None:
+    def hear_cancels(self, worker_id: int) -> None:
         """Read the cancel requests for what runs, unless that was done just now."""
-        listening = [job for job in list(self._running.values()) if job.asked is None]
         now_is = time.monotonic()
-        if not listening or now_is < self.next_hearing - CANCEL_INTERVAL + HEARING_GAP:
+        if not self._running or now_is < self.next_hearing - CANCEL_INTERVAL + HEARING_GAP:
             return
-        requests = CancelRequest.objects.using(self._using).for_jobs(
-            job.claimed.id for job in listening
-        )
+        # By the worker: what waits for a handler may be hundreds, and requests are few.
+        requests = CancelRequest.objects.using(self._using).for_worker(worker_id)
         self.next_hearing = now_is + CANCEL_INTERVAL
-        for job in listening:
+        if not requests:
+            return
+        for job in list(self._running.values()):
             request = requests.get(job.claimed.id)
-            if request is not None:
+            if request is not None and job.asked is None:
                 job.ask(Asked.CANCEL, request.reason or None, request.kind)
 
     def hand_back_waiting(self) -> None:

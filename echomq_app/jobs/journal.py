@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -52,9 +53,12 @@ def timestamp(value: dt.datetime | None) -> str | None:
     """Return a time as the journal writes it: ISO 8601 in UTC, with microseconds."""
     if value is None:
         return None
-    if value.tzinfo is not dt.UTC:
-        value = aware(value, None).astimezone(dt.UTC)
-    return value.isoformat(timespec="microseconds")
+    return _text(value if value.tzinfo is dt.UTC else aware(value, None))
+
+
+@lru_cache(maxsize=64)  # those of a batch are mostly the same
+def _text(moment: dt.datetime) -> str:
+    return moment.astimezone(dt.UTC).isoformat(timespec="microseconds")
 
 
 def write(using: str, entries: Sequence[Entry]) -> None:

@@ -165,7 +165,8 @@ class Worker:
     def _work(self, persistent: Persistent) -> None:
         while not self._stop.closed:
             self._waiter.clear()  # before looking: what comes meanwhile isn't lost
-            persistent.attempt("read cancel requests", self._attempts.hear_cancels, default=None)
+            hear = partial(self._attempts.hear_cancels, self._lease.id)
+            persistent.attempt("read cancel requests", hear, default=None)
             self._attempts.give_back()
             persistent.attempt("reconcile", self._reconcile, default=None)
             taken = persistent.attempt("claim", self._claim, default=None)

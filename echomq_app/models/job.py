@@ -208,6 +208,11 @@ class CancelRequestQuerySet(models.QuerySet["CancelRequest"]):
         """Return the requests for these jobs, by job id."""
         return {request.job_id: request for request in self.filter(job__in=list(ids))}
 
+    def for_worker(self, worker_id: int) -> dict[Any, CancelRequest]:
+        """Return the requests for all that a worker runs, by job id."""
+        ours = self.filter(job__worker=worker_id, job__state=JobState.RUNNING)
+        return {request.job_id: request for request in ours}
+
 
 class CancelRequest(models.Model):
     """Somebody asked a running job to stop. The first reason stays.
