@@ -108,15 +108,14 @@ class EchoMQBackend(BaseTaskBackend):
         if options.unique:
             with transaction.atomic(using=using, savepoint=False):
                 return [self.enqueue(task, args, kwargs) for args, kwargs in calls]
-        arguments = [_encoded({"args": args, "kwargs": kwargs}) for args, kwargs in calls]
-        if not arguments:
-            return []
-        done = enqueue_many(using, new, arguments)
-        at, state = as_django(done.enqueued_at), done.state.value
-        results = [
-            self._result(task, id, state, at, decode(text))
-            for id, text in zip(done.ids, arguments, strict=True)
-        ]
+        arguments = (_encoded({"args": args, "kwargs": kwargs}) for args, kwargs in calls)
+        results: list[JobResult] = []
+        for batch in enqueue_many(using, new, arguments):
+            at, state = as_django(batch.enqueued_at), batch.state.value
+            results += [
+                self._result(task, id, state, at, decode(text))
+                for id, text in zip(batch.ids, batch.arguments, strict=True)
+            ]
         for result in results:
             self._told(result)
         return results

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from django.db import connections, transaction
@@ -44,52 +45,83 @@ _POSTGRES = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EnqueuedMany:
-    """What came of it, in the order of the arguments."""
+class EnqueuedBatch:
+    """A part of them, in the order of the arguments."""
 
     ids: list[str]
+    arguments: list[bytes]
     state: JobState
     enqueued_at: dt.datetime
 
 
-def enqueue_many(using: str, new: NewJob, arguments: Sequence[bytes]) -> EnqueuedMany:
-    """Write a job for each of `arguments` (JSON text), all or none; see `enqueue`."""
+def enqueue_many(using: str, new: NewJob, arguments: Iterable[bytes]) -> Iterator[EnqueuedBatch]:
+    """Write a job for each of `arguments` (JSON text), all or none; see `enqueue`.
+
+    Each batch comes when it has been sent, not when it is written: what the caller makes of it
+    meanwhile costs no time. All is written when the iteration has ended; an error, also one
+    of `arguments` or of the caller, takes all back.
+    """
     at = now()
-    ids = new_job_ids(len(arguments))
-    texts = [str(job_id) for job_id in ids]
-    entry, run_after = first_entry(new, ids[0], at)
-    # What the records of the jobs have in common: an id is twice in each.
-    common = msgspec.json.encode(record_of(entry)).decode().split(texts[0])
     connection = connections[using]
-    row = (
-        new.queue,
-        new.task_path,
-        new.priority,
-        stored(run_after, connection),
-        entry.data["state"],
-        new.max_attempts,
-        new.options,
-        stored(at, connection),
-        new.group_key,
-        new.group_limit,
-        new.retention,
-    )
     write = _write_postgres if connection.vendor == "postgresql" else _write_sqlite
-    with transaction.atomic(using=using, savepoint=False), _pipeline(connection):
-        for start in range(0, len(ids), BATCH):
-            batch = slice(start, start + BATCH)
-            write(connection, row, common, ids[batch], texts[batch], arguments[batch])
-    after_commit(using, partial(_tell, entry.queue, entry.data["state"], common, texts))
-    return EnqueuedMany(ids=texts, state=JobState(entry.data["state"]), enqueued_at=at)
+    common: _Common | None = None
+    told: list[str] = []
+    with transaction.atomic(using=using), _pipeline(connection):
+        for batch in _batches(arguments):
+            ids = new_job_ids(len(batch))
+            if common is None:
+                common = _Common.of(connection, new, ids[0], at)
+            texts = [str(job_id) for job_id in ids]
+            write(connection, common, ids, texts, batch)
+            told += texts
+            yield EnqueuedBatch(ids=texts, arguments=batch, state=common.state, enqueued_at=at)
+    if common is not None:
+        after_commit(using, partial(_tell, common, told))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Common:
+    """What the jobs have in common."""
+
+    queue: str
+    state: JobState
+    row: tuple[Any, ...]
+    """From `queue` on, without arguments and unique key."""
+    record: list[str]
+    """What is before, between and after the two times that an id is in each record."""
+
+    @classmethod
+    def of(cls, connection: Any, new: NewJob, first: JobId, at: dt.datetime) -> Self:
+        entry, run_after = first_entry(new, first, at)
+        row = (
+            new.queue,
+            new.task_path,
+            new.priority,
+            stored(run_after, connection),
+            entry.data["state"],
+            new.max_attempts,
+            new.options,
+            stored(at, connection),
+            new.group_key,
+            new.group_limit,
+            new.retention,
+        )
+        record = msgspec.json.encode(record_of(entry)).decode().split(entry.data["id"])
+        return cls(queue=new.queue, state=JobState(entry.data["state"]), row=row, record=record)
+
+
+def _batches(arguments: Iterable[bytes]) -> Iterator[list[bytes]]:
+    left = iter(arguments)
+    while batch := list(itertools.islice(left, BATCH)):
+        yield batch
 
 
 def _write_postgres(
     connection: Any,
-    row: tuple[Any, ...],
-    common: list[str],
+    common: _Common,
     ids: list[JobId],
     texts: list[str],
-    arguments: Sequence[bytes],
+    arguments: list[bytes],
 ) -> None:
     # JSON text of each column: psycopg would quote every value of a list by itself.
     hexes = [f"{job_id.int:032x}" for job_id in ids]
@@ -99,18 +131,18 @@ def _write_postgres(
         "[" + b",".join(arguments).decode() + "]",
     )
     with connection.cursor() as cursor:
-        cursor.execute(_POSTGRES, (*columns, *row, queue_stream(row[0]), *common))
+        stream = queue_stream(common.queue)
+        cursor.execute(_POSTGRES, (*columns, *common.row, stream, *common.record))
 
 
 def _write_sqlite(
     connection: Any,
-    row: tuple[Any, ...],
-    common: list[str],
+    common: _Common,
     ids: list[JobId],
     texts: list[str],
-    arguments: Sequence[bytes],
+    arguments: list[bytes],
 ) -> None:
-    queue, path, *middle, group, limit, retention = row
+    queue, path, *middle, group, limit, retention = common.row
     with connection.cursor() as cursor:
         cursor.executemany(
             INSERT,
@@ -119,9 +151,8 @@ def _write_sqlite(
                 for job_id, text in zip(ids, arguments, strict=True)
             ],
         )
-    appending.append(
-        connection.alias, queue_stream(queue), [text.join(common).encode() for text in texts]
-    )
+    records = [text.join(common.record).encode() for text in texts]
+    appending.append(connection.alias, queue_stream(queue), records)
 
 
 def _pipeline(connection: Any) -> AbstractContextManager[Any]:
@@ -137,11 +168,11 @@ def _pipeline(connection: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-def _tell(queue: str, state: str, common: list[str], texts: list[str]) -> None:
-    rest = common[2].removesuffix("}")  # of the record; what is left ends its data
+def _tell(common: _Common, texts: list[str]) -> None:
+    rest = common.record[2].removesuffix("}")  # of the record; what is left ends its data
     wire: list[WireEvent] = [
         {"event": journal.ENQUEUED, "job_id": text, "data": f'{{"id":"{text}{rest}'}
         for text in texts
     ]
-    journal.publish_wire(queue, wire)
-    wake(queue, state)
+    journal.publish_wire(common.queue, wire)
+    wake(common.queue, common.state)
