@@ -34,7 +34,7 @@ from ..models.times import aware
 from .enqueueing import NewJob, enqueue
 from .enqueueing_many import enqueue_many
 from .options import JobOptions
-from .results import JobResult, as_django, result_of
+from .results import JobResult, as_django, result_of, results_like
 from .tasks import EchoMQTask, options_of
 from .tasks_api import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -110,12 +110,15 @@ class EchoMQBackend(BaseTaskBackend):
                 return [self.enqueue(task, args, kwargs) for args, kwargs in calls]
         arguments = (_encoded({"args": args, "kwargs": kwargs}) for args, kwargs in calls)
         results: list[JobResult] = []
+        make = None
         for batch in enqueue_many(using, new, arguments):
-            at, state = as_django(batch.enqueued_at), batch.state.value
-            results += [
-                self._result(task, id, state, at, decode(text))
-                for id, text in zip(batch.ids, batch.arguments, strict=True)
-            ]
+            if make is None:
+                at, values = as_django(batch.enqueued_at), decode(batch.arguments[0])
+                first = self._result(task, batch.ids[0], batch.state.value, at, values)
+                make = results_like(first)
+            for id, text in zip(batch.ids, batch.arguments, strict=True):
+                values = decode(text)
+                results.append(make(id, values["args"], values["kwargs"]))
         for result in results:
             self._told(result)
         return results

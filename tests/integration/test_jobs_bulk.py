@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from typing import Any
 
@@ -41,12 +42,13 @@ def test_rows_and_records_are_those_of_one_by_one() -> None:
     assert row(many.id) == row(alone.id)
     (one,), (other,) = records(alone.id), records(many.id)
     assert one[0] == other[0] and one[1].keys() == other[1].keys()
-    assert (many.args, many.kwargs, many.state, many.task) == (
-        alone.args,
-        alone.kwargs,
-        alone.state,
-        alone.task,
-    )
+    shown = {field.name for field in dataclasses.fields(many)} - {"id", "enqueued_at"}
+    assert {name: getattr(many, name) for name in shown} == {
+        name: getattr(alone, name) for name in shown
+    }
+    assert type(many) is type(alone) and type(many.enqueued_at) is type(alone.enqueued_at)
+    third, fourth = enqueue_many(task, [call(1, b=2), call(1, b=2)])
+    assert third.errors is not fourth.errors and third.worker_ids is not fourth.worker_ids
 
 
 def test_in_the_order_of_the_calls_with_few_statements() -> None:
