@@ -1,10 +1,14 @@
 """Milliseconds from one process to a handler in another: to its start, and to its cancel.
 
     python -m tests.benchmarks latency --json
+    python -m tests.benchmarks latency --json --without-fsync
 
 From `enqueue` to the handler's first line, and from `control.cancel` to its token. With Redis
 the wake-up arrives over the channel layer; without it the worker polls: for jobs every second,
 for cancel requests every half second, so half of that is expected.
+
+A start waits for the disk twice, for the commit of the enqueue and that of the claim. Without
+fsync, what is left is what the programs take.
 """
 
 from __future__ import annotations
@@ -31,14 +35,16 @@ TIMES = 10
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def run(*, rounds: int, quick: bool, database: str = "postgres") -> dict[str, Any]:
+def run(
+    *, rounds: int, quick: bool, database: str = "postgres", without_fsync: bool = False
+) -> dict[str, Any]:
     """Start and cancel jobs one by one, with and without Redis in turn."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(private_folder())
         redis = stack.enter_context(private_redis())
         os.environ["ECHOMQ_REDIS_URL"] = redis.url  # for this process, which cancels
         stack.callback(os.environ.pop, "ECHOMQ_REDIS_URL")
-        stack.enter_context(django_on(database, durable=not quick))
+        stack.enter_context(django_on(database, durable=not (quick or without_fsync)))
         stack.enter_context(_worker(QUEUES[OURS], redis.url))
         stack.enter_context(_worker(QUEUES[POLLED], ""))
         number = rounds * (2 if quick else TIMES)
