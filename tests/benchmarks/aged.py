@@ -90,7 +90,7 @@ def _last_rate(
         first, at = _ready(connection), time.monotonic()
         time.sleep(seconds / 6)
         last, end = _ready(connection), time.monotonic()
-        if not last < first < begun:
+        if not 0 < last <= first < begun:
             raise RuntimeError(f"Jobs that were ready: {begun}, {first}, {last}.")
         (left[name],) = connection.execute("SELECT count(*) FROM echomq_outbox").fetchone() or (0,)
     return (first - last) / (end - at)

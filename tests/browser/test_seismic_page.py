@@ -144,6 +144,8 @@ async def test_cleared_log_shows_as_a_new_epoch_on_every_page(
     await fresh.start(slider=45)
     await asyncio.gather(fresh.at_least("log-came", 5), other.at_least("log-came", 5))
     await expect(other.page.locator("#epoch")).not_to_have_text(epoch)
+    # The counter may be painted before the list.
+    await expect(other.page.locator("#log-list [data-position]").first).to_be_visible()
     assert (await other.rows("log-list"))[-1] == ALL[-1]
     await fresh.cancel_if_running()
 

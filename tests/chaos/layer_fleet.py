@@ -190,7 +190,8 @@ class Trial:
         """Wait until all are well, stop them, and judge: the guarantee was kept."""
         self.fleet.goes_on()
         lives = self.fleet.end()
-        assert judge(lives) == []
+        broken = judge(lives)
+        assert not broken, "\n".join(map(str, broken))
         assert sum(life.messages() for life in lives.values()) >= least
         return lives
 
