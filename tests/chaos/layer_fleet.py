@@ -7,12 +7,15 @@ the end has their written histories judged.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,7 @@ ENOUGH, TOO_SMALL = 20_000, 300
 """Buffers: for all that is sent while somebody is away, or far from it."""
 NAMES = "abc"
 KINDS = {CORE: "core", PUBSUB: "pubsub"}
+SENDER = re.compile(r'"from": "([^"]+)"')
 
 
 class Fleet:
@@ -125,20 +129,29 @@ class Fleet:
     def pause(self) -> None:
         (self.folder / "write").unlink()
 
-    def heard(self) -> dict[str, int]:
-        """Return how many messages each process has written down."""
-        return {path.stem: path.read_text().count('"n"') for path in self.folder.glob("*.jsonl")}
+    def heard(self) -> Counter[tuple[str, str]]:
+        """Return how many messages each process has written down of each."""
+        return Counter(
+            (path.stem, sender)
+            for path in self.folder.glob("*.jsonl")
+            for sender in SENDER.findall(path.read_text())
+        )
 
-    def goes_on(self, more: int = 100) -> None:
-        """Wait until every live process has heard more than now."""
+    def goes_on(self, more: int = 50) -> None:
+        """Wait until every live process has heard more of every one.
+
+        A node that was given up has to be met again first: one that ends before that can tell
+        nobody what it had written.
+        """
         before = self.heard()
         alive = [f"{name}.{child.pid}" for name, child in self._children.items() if child.running]
+        pairs = list(itertools.product(alive, alive))
 
         def all_heard() -> bool:
             now = self.heard()
-            return all(now[life] >= before.get(life, 0) + more for life in alive)
+            return all(now[pair] >= before[pair] + more for pair in pairs)
 
-        wait_until(all_heard, 60, "everybody hears more", poll=0.1)
+        wait_until(all_heard, 60, "everybody hears more of everybody", poll=0.1)
 
     def end(self) -> dict[str, Life]:
         """Stop writing, let everybody drain and leave, and return the histories."""
