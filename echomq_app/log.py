@@ -283,8 +283,9 @@ class Log:
         self._wake()
 
     def relay(self, limit: int = 1_000) -> int | None:
-        """Move committed outbox rows into the stream; return how many.
+        """Move committed records from the outbox into the stream; return how many.
 
+        At most `limit`, or what one row holds: jobs that were enqueued together share rows.
         `None`: somebody else holds the stream's lock, call again. Tails and workers do this;
         call it by hand where neither runs.
         """

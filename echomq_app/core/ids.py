@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 import uuid
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import ClassVar, Self
 
@@ -171,7 +172,7 @@ class _JobIds:
         self._milliseconds = 0
         self._counter = 0
 
-    def mint(self, count: int) -> list[JobId]:
+    def mint(self, count: int) -> list[int]:
         entropy = os.urandom(5 + 4 * count)
         now = time.time_ns() // 1_000_000
         with self._lock:
@@ -183,7 +184,7 @@ class _JobIds:
             self._counter += count
             high = self._milliseconds << 80 | _VERSION | _VARIANT
         return [
-            JobId.from_int(high | (n >> 30) << 64 | (n & 0x3FFFFFFF) << 32 | random_bits)
+            high | (n >> 30) << 64 | (n & 0x3FFFFFFF) << 32 | random_bits
             for n, (random_bits,) in enumerate(struct.iter_unpack(">I", entropy[5:]), first)
         ]
 
@@ -194,9 +195,14 @@ os.register_at_fork(after_in_child=_job_ids.reset)
 
 def new_job_id() -> JobId:
     """Mint a JOB id; later ones of this process sort after earlier ones."""
-    return _job_ids.mint(1)[0]
+    return JobId.from_int(_job_ids.mint(1)[0])
 
 
-def new_job_ids(count: int) -> list[JobId]:
-    """Mint JOB ids, in ascending order; see `new_job_id`."""
+def new_job_numbers(count: int) -> list[int]:
+    """Mint JOB ids, in ascending order, as 128 bits each; see `new_job_id`."""
     return _job_ids.mint(count)
+
+
+def job_texts(numbers: Iterable[int]) -> list[str]:
+    """Return the text forms of JOB ids."""
+    return ["JOB" + base32(number) for number in numbers]

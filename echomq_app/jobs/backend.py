@@ -23,14 +23,14 @@ from typing import Any
 from django.core import checks
 from django.db import router, transaction
 
-from ..conf import current
 from ..core.ids import JobId
 from ..core.names import check_queue_name
 from ..core.payload import decode, encode
-from ..exceptions import InvalidArgument, InvalidName, InvalidPayload, WrongBrand
+from ..exceptions import InvalidArgument, InvalidName, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
 from ..models.times import aware
+from .arguments import encoded, encoded_many
 from .enqueueing import NewJob, enqueue
 from .enqueueing_many import enqueue_many
 from .options import JobOptions
@@ -45,11 +45,9 @@ from .tasks_api import (
     Task,
     TaskResultDoesNotExist,
     TaskResultStatus,
-    normalize_json,
     task_enqueued,
 )
 
-_WHAT = "the job's arguments"
 CHECKED_MAX = 1_000
 """Tasks whose validation is remembered."""
 
@@ -84,7 +82,7 @@ class EchoMQBackend(BaseTaskBackend):
         or too large (`ECHOMQ["MAX_RECORD_BYTES"]`); then nothing was written.
         """
         new, options = self._new_job(task)
-        arguments = _encoded({"args": args, "kwargs": kwargs})
+        arguments = encoded(args, kwargs)
         values = decode(arguments)  # as they come back
         if options.unique:
             key = options.unique_key(task.module_path, values)
@@ -108,17 +106,11 @@ class EchoMQBackend(BaseTaskBackend):
         if options.unique:
             with transaction.atomic(using=using, savepoint=False):
                 return [self.enqueue(task, args, kwargs) for args, kwargs in calls]
-        arguments = (_encoded({"args": args, "kwargs": kwargs}) for args, kwargs in calls)
         results: list[JobResult] = []
-        make = None
-        for batch in enqueue_many(using, new, arguments):
-            if make is None:
-                at, values = as_django(batch.enqueued_at), decode(batch.arguments[0])
-                first = self._result(task, batch.ids[0], batch.state.value, at, values)
-                make = results_like(first)
-            for id, text in zip(batch.ids, batch.arguments, strict=True):
-                values = decode(text)
-                results.append(make(id, values["args"], values["kwargs"]))
+        for batch in enqueue_many(using, new, encoded_many(calls)):
+            at, values = as_django(batch.enqueued_at), decode(batch.arguments)
+            first = self._result(task, batch.ids[0], batch.state.value, at, values[0])
+            results += results_like(first, batch.ids, values)
         for result in results:
             self._told(result)
         return results
@@ -233,7 +225,7 @@ class EchoMQImmediateBackend(ImmediateBackend):
 
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> Any:
         """Run the task. Raises `InvalidPayload` as EchoMQBackend does."""
-        _encoded({"args": args, "kwargs": kwargs})
+        encoded(args, kwargs)
         return super().enqueue(task, args, kwargs)
 
 
@@ -252,7 +244,7 @@ class EchoMQDummyBackend(DummyBackend):
 
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> Any:
         """Keep the call. Raises `InvalidPayload` as EchoMQBackend does."""
-        _encoded({"args": args, "kwargs": kwargs})
+        encoded(args, kwargs)
         return super().enqueue(task, args, kwargs)
 
 
@@ -264,16 +256,3 @@ def _validate(task: Task, defaults: dict[str, Any]) -> None:
         raise InvalidTask(str(error)) from error
     if len(task.module_path) > TASK_PATH_MAX:
         raise InvalidTask(f"The path of a task has at most {TASK_PATH_MAX} characters.")
-
-
-def _encoded(values: dict[str, Any]) -> bytes:
-    """Return arguments as JSON; what Django makes plain (bytes, mappings) is made plain."""
-    limit = current().MAX_RECORD_BYTES
-    try:
-        return encode(values, limit=limit, what=_WHAT)
-    except InvalidPayload as refused:
-        try:
-            plain = normalize_json(values)
-        except (TypeError, ValueError):
-            raise refused from None
-        return encode(plain, limit=limit, what=_WHAT)

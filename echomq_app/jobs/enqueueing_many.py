@@ -1,4 +1,4 @@
-"""Enqueue many jobs of one task that aren't unique: a statement for a thousand of them.
+"""Enqueue many jobs of one task that aren't unique: a statement for hundreds of them.
 
 They differ by their ids and arguments alone. On PostgreSQL only these are sent for each, and
 while the server writes one batch, the next one is made here (libpq's pipeline mode).
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,28 +18,26 @@ import msgspec
 from django.db import connections, transaction
 
 from ..core.event import WireEvent
-from ..core.ids import JobId, new_job_ids
+from ..core.ids import JobId, job_texts, new_job_numbers
 from ..core.names import queue_stream
-from ..models import appending
 from ..models.job import JobState
+from ..models.relaying import KEYS
 from ..models.times import now, stored
 from ..models.transactions import after_commit
 from . import journal
-from .enqueueing import COLUMNS, INSERT, NewJob, first_entry, record_of, wake
-
-BATCH = 500
-"""Jobs to a statement."""
+from .arguments import Batch
+from .enqueueing import COLUMNS, INSERT, NewJob, first_entry, wake
+from .journal import Entry
 
 _POSTGRES = (
-    "WITH v AS MATERIALIZED (SELECT v.job, v.id::uuid AS id, v.arguments FROM ROWS FROM ("
-    " json_array_elements_text(%s::json), json_array_elements_text(%s::json),"
-    " json_array_elements(%s::json)) AS v(job, id, arguments)),"
+    "WITH v AS MATERIALIZED (SELECT v.id::uuid AS id, v.arguments FROM ROWS FROM ("
+    " json_array_elements_text(%s::json), json_array_elements(%s::json)) AS v(id, arguments)),"
     f" job AS ({COLUMNS} SELECT id, %s, %s, arguments::jsonb, %s, %s, %s, 0, %s, %s, 0, '', %s,"
     " '', '[]', '', '', '', %s, %s, %s, false FROM v)"
-    # Ids of a process ascend. The outbox wants a transaction that has a number.
-    " INSERT INTO echomq_outbox (stream, record, xact) SELECT %s,"
-    " (%s::text || job || %s::text || job || %s::text)::jsonb, NULL FROM v"
-    " WHERE pg_current_xact_id() IS NOT NULL ORDER BY id"
+    # The outbox wants a transaction that has a number.
+    " INSERT INTO echomq_outbox (stream, record, keys, xact) SELECT %s, %s::jsonb, k.keys, NULL"
+    " FROM json_array_elements_text(%s::json) WITH ORDINALITY AS k(keys, n)"
+    " WHERE pg_current_xact_id() IS NOT NULL ORDER BY k.n"
 )
 
 
@@ -49,17 +46,18 @@ class EnqueuedBatch:
     """A part of them, in the order of the arguments."""
 
     ids: list[str]
-    arguments: list[bytes]
+    arguments: bytes
+    """JSON array."""
     state: JobState
     enqueued_at: dt.datetime
 
 
-def enqueue_many(using: str, new: NewJob, arguments: Iterable[bytes]) -> Iterator[EnqueuedBatch]:
-    """Write a job for each of `arguments` (JSON text), all or none; see `enqueue`.
+def enqueue_many(using: str, new: NewJob, batches: Iterable[Batch]) -> Iterator[EnqueuedBatch]:
+    """Write a job for each call, all or none; see `enqueue`.
 
     Each batch comes when it has been sent, not when it is written: what the caller makes of it
     meanwhile costs no time. All is written when the iteration has ended; an error, also one
-    of `arguments` or of the caller, takes all back.
+    of `batches` or of the caller, takes all back.
     """
     at = now()
     connection = connections[using]
@@ -67,14 +65,14 @@ def enqueue_many(using: str, new: NewJob, arguments: Iterable[bytes]) -> Iterato
     common: _Common | None = None
     told: list[str] = []
     with transaction.atomic(using=using), _pipeline(connection):
-        for batch in _batches(arguments):
-            ids = new_job_ids(len(batch))
+        for batch in batches:
+            numbers = new_job_numbers(batch.calls)
             if common is None:
-                common = _Common.of(connection, new, ids[0], at)
-            texts = [str(job_id) for job_id in ids]
-            write(connection, common, ids, texts, batch)
+                common = _Common.of(connection, new, JobId.from_int(numbers[0]), at)
+            texts = job_texts(numbers)
+            write(connection, common, numbers, texts, batch.text)
             told += texts
-            yield EnqueuedBatch(ids=texts, arguments=batch, state=common.state, enqueued_at=at)
+            yield EnqueuedBatch(ids=texts, arguments=batch.text, state=common.state, enqueued_at=at)
     if common is not None:
         after_commit(using, partial(_tell, common, told))
 
@@ -87,8 +85,8 @@ class _Common:
     state: JobState
     row: tuple[Any, ...]
     """From `queue` on, without arguments and unique key."""
-    record: list[str]
-    """What is before, between and after the two times that an id is in each record."""
+    data: dict[str, Any]
+    """Of the records, without the id."""
 
     @classmethod
     def of(cls, connection: Any, new: NewJob, first: JobId, at: dt.datetime) -> Self:
@@ -106,53 +104,48 @@ class _Common:
             new.group_limit,
             new.retention,
         )
-        record = msgspec.json.encode(record_of(entry)).decode().split(entry.data["id"])
-        return cls(queue=new.queue, state=JobState(entry.data["state"]), row=row, record=record)
-
-
-def _batches(arguments: Iterable[bytes]) -> Iterator[list[bytes]]:
-    left = iter(arguments)
-    while batch := list(itertools.islice(left, BATCH)):
-        yield batch
+        state = JobState(entry.data["state"])
+        data = {name: value for name, value in entry.data.items() if name != "id"}
+        return cls(queue=new.queue, state=state, row=row, data=data)
 
 
 def _write_postgres(
-    connection: Any,
-    common: _Common,
-    ids: list[JobId],
-    texts: list[str],
-    arguments: list[bytes],
+    connection: Any, common: _Common, numbers: list[int], texts: list[str], arguments: bytes
 ) -> None:
     # JSON text of each column: psycopg would quote every value of a list by itself.
-    hexes = [f"{job_id.int:032x}" for job_id in ids]
-    columns = (
-        '["' + '","'.join(texts) + '"]',
-        '["' + '","'.join(hexes) + '"]',
-        "[" + b",".join(arguments).decode() + "]",
-    )
+    ids = '["' + '","'.join([f"{number:032x}" for number in numbers]) + '"]'
+    keys = [",".join(texts[n : n + KEYS]) for n in range(0, len(texts), KEYS)]
+    record = {"type": journal.ENQUEUED, "data": common.data}
+    told = (queue_stream(common.queue), _json(record), _json(keys))
     with connection.cursor() as cursor:
-        stream = queue_stream(common.queue)
-        cursor.execute(_POSTGRES, (*columns, *common.row, stream, *common.record))
+        cursor.execute(_POSTGRES, (ids, arguments.decode(), *common.row, *told))
 
 
 def _write_sqlite(
-    connection: Any,
-    common: _Common,
-    ids: list[JobId],
-    texts: list[str],
-    arguments: list[bytes],
+    connection: Any, common: _Common, numbers: list[int], texts: list[str], arguments: bytes
 ) -> None:
     queue, path, *middle, group, limit, retention = common.row
+    each = msgspec.json.decode(arguments, type=list[msgspec.Raw])
     with connection.cursor() as cursor:
         cursor.executemany(
             INSERT,
             [
-                (job_id.hex, queue, path, text.decode(), *middle, "", group, limit, retention)
-                for job_id, text in zip(ids, arguments, strict=True)
+                (
+                    f"{number:032x}",
+                    *(queue, path, bytes(text).decode(), *middle, "", group, limit, retention),
+                )
+                for number, text in zip(numbers, each, strict=True)
             ],
         )
-    records = [text.join(common.record).encode() for text in texts]
-    appending.append(connection.alias, queue_stream(queue), records)
+    entries = [
+        Entry(queue, journal.ENQUEUED, JobId.from_int(number), {"id": text, **common.data})
+        for number, text in zip(numbers, texts, strict=True)
+    ]
+    journal.write(connection.alias, entries)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _pipeline(connection: Any) -> AbstractContextManager[Any]:
@@ -169,9 +162,9 @@ def _pipeline(connection: Any) -> AbstractContextManager[Any]:
 
 
 def _tell(common: _Common, texts: list[str]) -> None:
-    rest = common.record[2].removesuffix("}")  # of the record; what is left ends its data
+    rest = _json(common.data).removeprefix("{")
     wire: list[WireEvent] = [
-        {"event": journal.ENQUEUED, "job_id": text, "data": f'{{"id":"{text}{rest}'}
+        {"event": journal.ENQUEUED, "job_id": text, "data": f'{{"id":"{text}",{rest}'}
         for text in texts
     ]
     journal.publish_wire(common.queue, wire)

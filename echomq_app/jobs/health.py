@@ -12,9 +12,10 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.models import Min
 from django.utils import timezone
 
-from ..models import Outbox, sql
+from ..models import sql
 from ..models.job import Job, JobQuerySet, JobState
 from ..models.queue import Queue
+from ..models.relaying import count_waiting
 from ..models.times import now_as_django
 from ..models.worker import Worker
 from .backend import EchoMQBackend
@@ -123,7 +124,7 @@ def _first_ready(jobs: JobQuerySet) -> Iterator[dt.datetime]:
 def _backlog(using: str, most: int | None, problems: list[str]) -> int:
     """Count what waits in the outbox, and not much more than it takes to say too many."""
     enough = 10_000 if most is None else most + 1
-    count = len(Outbox.objects.using(using).values_list("pk", flat=True)[:enough])
+    count = count_waiting(using, enough)
     if most is not None and count > most:
         problems.append(f"more than {most} records wait in the outbox")
     return count

@@ -58,8 +58,9 @@ class Relayer:
         # A batch of each in turn: the backlog of one queue is nobody else's.
         left = self._relays
         while left:
-            left = [one for one in left if self._move(persistent, one) == BATCH]
+            # A row may be many records: a full batch is hardly ever exactly full.
+            left = [one for one in left if self._move(persistent, one) > BATCH // 2]
 
     @staticmethod
-    def _move(persistent: Persistent, relay: Relay) -> int | None:
-        return persistent.attempt("relay", lambda: relay.move(BATCH), default=None)
+    def _move(persistent: Persistent, relay: Relay) -> int:
+        return persistent.attempt("relay", lambda: relay.move(BATCH), default=None) or 0

@@ -11,15 +11,29 @@ import time
 from collections.abc import Callable
 
 from django.db import connections
+from django.db.models.functions import Length
 
 from ..core.floor import Floor
+from ..core.ids import JobId
+from .stream import Outbox
 from .transactions import as_statement, naming_isolation
 
 FRONT_INTERVAL = 10.0
 """Seconds after which it looks from the front again: rows that others wrote, without the order
 that the floor relies on, come late then but aren't lost."""
 
+KEYS = 40
+"""Jobs that share a row of the outbox, at most: the row stays below 2 kB, above which PostgreSQL
+compresses it and moves parts elsewhere."""
+
 _RELAY = "SELECT moved, last_id, xact, oldest_xact FROM echomq_relay_from_v1(%s, %s, %s)"
+
+
+def count_waiting(using: str, most: int) -> int:
+    """Count the records in the outbox, and not many more than `most`."""
+    keys = Outbox.objects.using(using).values_list(Length("keys"), flat=True)[:most]
+    one = len(f"{JobId.from_int(0)},")
+    return sum(1 if length is None else (length + 1) // one for length in keys)
 
 
 class Relay:
@@ -40,7 +54,7 @@ class Relay:
         return self._floor.value
 
     def move(self, at_most: int) -> int | None:
-        """Move up to so many, the oldest first; return how many.
+        """Move up to so many, or the first row of the outbox; the oldest first; return how many.
 
         `None`: somebody else holds the stream's lock. Not inside a transaction.
         """

@@ -108,10 +108,15 @@ class Outbox(models.Model):
 
     `xact` is the transaction that wrote the row, where that transaction's commit
     moves it into its stream; rows of `emq.*` have none, the relay moves them.
+
+    `keys`: JOB ids, separated by commas. What happened to many jobs at once is one row here:
+    it becomes a record for each, in this order, with the id as `key` and as `id` in its data.
     """
 
     stream = NameField(max_length=STREAM_NAME_MAX)
     record = models.JSONField()
+    # NULL, and not '': rows that SQL writes don't name it.
+    keys = models.TextField(null=True)  # noqa: DJ001
     xact = models.BigIntegerField(null=True)
 
     class Meta:

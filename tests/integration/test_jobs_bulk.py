@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from echomq_app.exceptions import InvalidArgument, InvalidPayload
+from echomq_app.jobs.arguments import BATCH, BATCH_BYTES
 from echomq_app.jobs.bulk import aenqueue_many, call, enqueue_many
-from echomq_app.jobs.enqueueing_many import BATCH
 from echomq_app.jobs.tasks_api import task_enqueued
 from echomq_app.models import Job
 from tests import jobtasks
@@ -81,6 +82,29 @@ def test_all_or_none_and_nothing_before_the_commit() -> None:
             transaction.set_rollback(True)
         assert not Job.objects.exists() and not heard.names()
     assert enqueue_many(jobtasks.noop, []) == []
+
+
+def test_long_calls_are_sent_in_short_statements() -> None:
+    """Each is within the limit; five hundred of them wouldn't fit into one value."""
+    long = "x" * (BATCH_BYTES // 5)
+    calls = [call(n, "" if n % 3 else long) for n in range(20)]
+    with CaptureQueriesContext(connection) as queries:
+        results = enqueue_many(jobtasks.noop, calls)
+    assert [tuple(result.args) for result in results] == [args for args, _ in calls]
+    assert [job.arguments["args"] for job in Job.objects.order_by("pk")] == [
+        result.args for result in results
+    ]
+    if connection.vendor == "postgresql":
+        sent = [len(query["sql"]) for query in queries if "INSERT" in query["sql"]]
+        assert max(sent) < 1.1 * BATCH_BYTES and 2 <= len(sent) <= 4
+
+
+def test_what_django_makes_plain_is_made_plain_among_others() -> None:
+    results = enqueue_many(jobtasks.noop, [call(1), call(b"raw", key=MappingProxyType({}))])
+    assert [(result.args, result.kwargs) for result in results] == [
+        ([1], {}),
+        (["raw"], {"key": {}}),
+    ]
 
 
 @pytest.mark.postgres

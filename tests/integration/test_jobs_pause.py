@@ -217,16 +217,16 @@ class TestHealth:
     def test_missing_migrations(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute(
-                "DELETE FROM django_migrations WHERE app = 'echomq' AND name = '0003_jobs'"
+                "DELETE FROM django_migrations WHERE app = 'echomq' AND name = '0004_outbox_keys'"
             )
         try:
             code, said = probe()
-            assert code == 1 and said["migrations"] == ["0003_jobs"] and "queues" not in said
+            assert code == 1 and said["migrations"] == ["0004_outbox_keys"] and "queues" not in said
         finally:
             with connection.cursor() as cursor:
                 cursor.execute(
                     "INSERT INTO django_migrations (app, name, applied)"
-                    " VALUES ('echomq', '0003_jobs', '2026-01-01')"
+                    " VALUES ('echomq', '0004_outbox_keys', '2026-01-01')"
                 )
 
     def test_no_database(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from django.db import migrations, models
 import echomq_app.models.fields
 
 class Migration(migrations.Migration):
-    dependencies = [("echomq", "0003_jobs")]
+    dependencies = [("echomq", "0004_outbox_keys")]
     operations = [
         migrations.AlterField("record", "type", models.CharField(max_length=120, default="")),
         migrations.AlterField("record", "data", models.JSONField(null=True)),
@@ -92,7 +92,7 @@ class TestThereAndBack:
         call_command("makemigrations", "echomq", check=True, dry_run=True, verbosity=0)
 
     def test_sqlmigrate_prints(self) -> None:
-        for name in ("0001", "0002", "0003"):
+        for name in ("0001", "0002", "0003", "0004"):
             call_command("sqlmigrate", "echomq", name, stdout=io.StringIO())
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, transaction
 
+from echomq_app.core.ids import new_job_id
 from echomq_app.jobs import control
 from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.jobs.transitions import settle
 from echomq_app.models import Outbox, Record
-from echomq_app.models.relaying import FRONT_INTERVAL, Relay
+from echomq_app.models.job import TASK_PATH_MAX
+from echomq_app.models.relaying import FRONT_INTERVAL, KEYS, Relay, count_waiting
 from echomq_app.stream import Stream
 from tests import jobtasks
 from tests.databases import session
@@ -147,4 +150,56 @@ def test_whoever_writes_to_the_outbox_has_a_number_before_it_draws_an_id() -> No
         task.enqueue(2, 2)
     cancelled = enqueue_many(add, [call(n, n) for n in range(3)])[-1].id
     assert control.cancel(cancelled) == "cancelled"
-    assert Outbox.objects.filter(stream=STREAM).count() == 10
+    assert count_waiting(USING, 100) == 10
+
+
+def insert_many(cursor: Any, keys: list[str], **data: Any) -> None:
+    cursor.execute(
+        "INSERT INTO echomq_outbox (stream, record, keys, xact)"
+        " SELECT %s, jsonb_build_object('type', 'x', 'data', %s::jsonb), %s, NULL"
+        " WHERE pg_current_xact_id() IS NOT NULL",
+        (STREAM, json.dumps(data), ",".join(keys)),
+    )
+
+
+def test_a_row_of_many_jobs_becomes_a_record_for_each_in_its_place() -> None:
+    keys = [str(new_job_id()) for _ in range(5)]
+    insert("before")
+    with connection.cursor() as cursor:
+        insert_many(cursor, keys[:3], n=1)
+        insert_many(cursor, keys[3:], n=2)
+    insert("after")
+    assert count_waiting(USING, 100) == 7
+    assert Relay(USING, STREAM).move(100) == 7
+    told = list(Record.objects.order_by("position").values_list("type", "key", "data"))
+    assert told == [
+        ("", "", "before"),
+        *(("x", key, {"n": 1 if key in keys[:3] else 2, "id": key}) for key in keys),
+        ("", "", "after"),
+    ]
+    assert not Outbox.objects.exists()
+
+
+def test_many_jobs_of_a_row_count_and_are_moved_whole() -> None:
+    keys = [str(new_job_id()) for _ in range(6)]
+    with connection.cursor() as cursor:
+        insert_many(cursor, keys)
+        insert_many(cursor, keys)
+    relay = Relay(USING, STREAM)
+    for _ in range(3):
+        insert("x")
+    assert [relay.move(4), relay.move(7), relay.move(7), relay.move(7)] == [6, 7, 2, 0]
+    assert moved()[-3:] == ["x", "x", "x"]
+
+
+def test_rows_of_many_jobs_stay_small_enough_not_to_be_compressed() -> None:
+    longest = "t" * TASK_PATH_MAX
+    with connection.cursor() as cursor:
+        keys = [str(new_job_id()) for _ in range(KEYS)]
+        insert_many(cursor, keys, task=longest, at="2026-11-30T07:24:58.123456+00:00")
+        cursor.execute(
+            "SELECT pg_column_compression(keys), pg_column_compression(record),"
+            " pg_relation_size(reltoastrelid)"
+            " FROM echomq_outbox, pg_class WHERE pg_class.oid = 'echomq_outbox'::regclass"
+        )
+        assert cursor.fetchone() == (None, None, 0)

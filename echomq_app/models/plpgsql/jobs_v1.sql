@@ -215,14 +215,16 @@ BEGIN
         WHERE j.id = ANY (taken)
         RETURNING j.*
     ), recorded AS (
-        INSERT INTO echomq_outbox (stream, record, xact)
+        INSERT INTO echomq_outbox (stream, record, keys, xact)
         SELECT 'emq.' || of_queue, jsonb_build_object(
-            'type', 'started', 'key', t.job, 'data', jsonb_build_object(
-                'id', t.job, 'task', c.task_path, 'state', 'running', 'attempt', c.attempt,
+            'type', 'started', 'data', jsonb_build_object(
+                'task', c.task_path, 'state', 'running', 'attempt', c.attempt,
                 'at', to_char(now_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
-                'worker', w.name)), NULL
-        FROM claimed c, LATERAL (SELECT echomq_job_text_v1(c.id) AS job) AS t
-        ORDER BY c.priority DESC, c.run_after, c.id
+                'worker', w.name)), string_agg(echomq_job_text_v1(c.id), ',' ORDER BY c.nth), NULL
+        FROM (SELECT id, task_path, attempt, row_number() OVER (
+                  PARTITION BY task_path, attempt ORDER BY priority DESC, run_after, id) AS nth
+              FROM claimed) AS c
+        GROUP BY c.task_path, c.attempt, (c.nth - 1) / 40  -- KEYS in relaying.py
     )
     SELECT c.id, c.task_path::text, c.arguments, c.priority::integer, c.run_after, c.attempt,
            c.max_attempts, c.options, c.fence, c.errors, c.enqueued_at, c.started_at,

@@ -46,11 +46,12 @@ BEGIN
 END
 $$;
 
--- Move rows of one stream, oldest first; returns how many, and the id of the last.
--- of_xact null: of any transaction; else only its rows. Above an id: below it are those that were
--- moved, dead but not yet gone.
+-- Move rows of one stream, oldest first; returns how many records they were, and the id of the
+-- last row. of_xact null: of any transaction; else only its rows. Above an id: below it are those
+-- that were moved, dead but not yet gone.
 -- Cut by count and by bytes: one JSON array is held in memory and has a limit of 256 MB. How
 -- much a compressed value unpacks to is known only when it is: at most 256 times as much.
+-- A row with keys is a record for each (see the model Outbox); only a queue's streams have such.
 CREATE OR REPLACE FUNCTION {schema}.echomq_outbox_move_v1(
     stream_name text, of_xact bigint, at_most integer, above bigint DEFAULT 0,
     OUT moved integer, OUT last_id bigint
@@ -61,16 +62,22 @@ AS $$
 DECLARE
     ids bigint[];
     batch jsonb;
+    expand boolean := false;
 BEGIN
     IF of_xact IS NULL THEN
-        SELECT array_agg(id ORDER BY id), jsonb_agg(record ORDER BY id) INTO ids, batch FROM (
-            SELECT id, record, sum(bytes) OVER (ORDER BY id) AS bytes,
-                   row_number() OVER (ORDER BY id) AS nth
-            FROM (SELECT id, record, pg_column_size(record)::bigint * CASE
-                      WHEN pg_column_compression(record) IS NULL THEN 1 ELSE 256 END AS bytes
+        SELECT array_agg(id ORDER BY id), jsonb_agg(record ORDER BY id), max(records),
+               bool_or(keys IS NOT NULL)
+        INTO ids, batch, moved, expand FROM (
+            SELECT id, record, keys, sum(bytes * n) OVER up_to AS bytes,
+                   sum(n) OVER up_to AS records, row_number() OVER up_to AS nth
+            FROM (SELECT id, record, keys,
+                      coalesce(cardinality(string_to_array(keys, ',')), 1) AS n,
+                      pg_column_size(record)::bigint * CASE
+                          WHEN pg_column_compression(record) IS NULL THEN 1 ELSE 256 END AS bytes
                   FROM echomq_outbox WHERE stream = stream_name AND id > above
                   ORDER BY id LIMIT at_most) AS front
-        ) AS sized WHERE bytes < 33554432 OR nth = 1;
+            WINDOW up_to AS (ORDER BY id)
+        ) AS sized WHERE (bytes < 33554432 AND records <= at_most) OR nth = 1;
     ELSE
         SELECT array_agg(id ORDER BY id), jsonb_agg(record ORDER BY id) INTO ids, batch FROM (
             SELECT id, record, sum(bytes) OVER (ORDER BY id) AS bytes,
@@ -82,8 +89,17 @@ BEGIN
                   ORDER BY id LIMIT at_most) AS front
         ) AS sized WHERE bytes < 33554432 OR nth = 1;
     END IF;
-    moved := coalesce(cardinality(ids), 0);
-    last_id := ids[moved];
+    last_id := ids[cardinality(ids)];
+    moved := coalesce(moved, cardinality(ids), 0);
+    IF expand THEN
+        SELECT jsonb_agg(CASE WHEN k.key IS NULL THEN o.record ELSE o.record
+                         || jsonb_build_object('key', k.key, 'data', (o.record->'data')
+                                               || jsonb_build_object('id', k.key)) END
+                         ORDER BY o.id, k.n) INTO batch
+        FROM echomq_outbox o
+        LEFT JOIN LATERAL unnest(string_to_array(o.keys, ',')) WITH ORDINALITY AS k(key, n) ON true
+        WHERE o.id = ANY (ids);
+    END IF;
     IF moved > 0 THEN
         PERFORM echomq_append_v1(stream_name, batch);
         DELETE FROM echomq_outbox WHERE id = ANY (ids);

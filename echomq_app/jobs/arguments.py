@@ -1,0 +1,76 @@
+"""The arguments of a call as JSON text: what is no JSON is made plain, as Django does, or refused.
+
+Before any I/O, and within `ECHOMQ["MAX_RECORD_BYTES"]` for each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from ..conf import current
+from ..core.payload import encode
+from ..exceptions import InvalidPayload
+from .tasks_api import normalize_json
+
+BATCH = 500
+"""Calls that are written together, at most."""
+BATCH_BYTES = 4 << 20
+"""And as long as their text is shorter than this, or one call."""
+
+_WHAT = "the job's arguments"
+
+
+class Batch(NamedTuple):
+    """Calls that are written together."""
+
+    calls: int
+    text: bytes
+    """JSON array of `{"args": [...], "kwargs": {...}}`."""
+
+
+def encoded(args: Any, kwargs: Any) -> bytes:
+    """Return `{"args": [...], "kwargs": {...}}`. Raises `InvalidPayload`."""
+    values = {"args": args, "kwargs": kwargs}
+    limit = current().MAX_RECORD_BYTES
+    try:
+        return encode(values, limit=limit, what=_WHAT)
+    except InvalidPayload as refused:
+        try:
+            plain = normalize_json(values)
+        except (TypeError, ValueError):
+            raise refused from None
+        return encode(plain, limit=limit, what=_WHAT)
+
+
+def encoded_many(calls: Iterable[tuple[Any, Any]]) -> Iterator[Batch]:
+    """Yield the calls in batches. Raises what `encoded` raises for the first that it refuses."""
+    left = iter(calls)
+    while batch := list(islice(left, BATCH)):
+        values = [{"args": args, "kwargs": kwargs} for args, kwargs in batch]
+        # Of a batch that is short, no call is too long.
+        limit = min(current().MAX_RECORD_BYTES, BATCH_BYTES)
+        try:
+            text = encode(values, limit=limit)
+        except InvalidPayload:
+            yield from _one_by_one(batch)
+        else:
+            yield Batch(len(batch), text)
+
+
+def _one_by_one(calls: list[tuple[Any, Any]]) -> Iterator[Batch]:
+    texts: list[bytes] = []
+    size = 0
+    for args, kwargs in calls:
+        text = encoded(args, kwargs)
+        if texts and size + len(text) > BATCH_BYTES:
+            yield _joined(texts)
+            texts, size = [], 0
+        texts.append(text)
+        size += len(text)
+    yield _joined(texts)
+
+
+def _joined(texts: list[bytes]) -> Batch:
+    return Batch(len(texts), b"[" + b",".join(texts) + b"]")
