@@ -208,6 +208,10 @@ class JobCancelled(EchoMQError):
     `CancelToken.kind` does.
     """
 
+    # Of the class too: a subclass need not call `__init__`.
+    reason: str | None = None
+    kind: str = "user"
+
     def __init__(self, reason: str | None = None, kind: str = "user") -> None:
         super().__init__(reason or "cancelled")
         self.reason = reason

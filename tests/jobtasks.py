@@ -174,6 +174,30 @@ def stops_by_itself() -> None:
     raise JobCancelled("nothing to do")
 
 
+class NoReason(JobCancelled):
+    def __init__(self) -> None:
+        Exception.__init__(self)
+
+
+class NoText:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ODD: dict[str, tuple[Any, ...]] = {
+    "no JSON": (NoText(), NoText()),
+    "surrogates": ("a\ud800", "b\ud800"),
+    "NUL": ("a\0", "b\0"),
+    "long": ("a" * 200_000, "b" * 200),
+}
+
+
+@task
+def stops_oddly(what: str) -> None:
+    """Stop with a reason and a kind that no database holds."""
+    raise JobCancelled(*ODD[what]) if what in ODD else NoReason
+
+
 @task
 def sleep(seconds: float, trace: str = "") -> str:
     if trace:

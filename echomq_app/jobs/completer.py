@@ -38,6 +38,8 @@ BACKLOG = 2 * BATCH
 """Outcomes that may wait before no more jobs are claimed: all of them would be run once more
 after a crash."""
 IDLE = 1.0
+UNSTORABLE = (DatabaseError, TypeError, ValueError, OverflowError, RecursionError)
+"""What an outcome that can't be stored may raise: in the database, or on its way to JSON."""
 LOCKED_PAUSE = 0.2
 """Before a row that somebody else holds is tried again."""
 
@@ -161,7 +163,7 @@ class Completer:
             self._settled(batch, settle(self._using, batch))
         except OperationalError:
             raise
-        except DatabaseError:
+        except UNSTORABLE:
             # One of them can't be stored: the others go on.
             for outcome in batch:
                 self._write_alone(outcome)
@@ -173,7 +175,7 @@ class Completer:
             settlement = settle(self._using, [outcome])
         except OperationalError:
             raise
-        except DatabaseError as error:
+        except UNSTORABLE as error:
             logger.exception("event=outcome_not_storable job=%s", outcome.id)
             record = error_record(error, attempt=outcome.attempt, worker="", at=now())
             substitute = dataclasses.replace(

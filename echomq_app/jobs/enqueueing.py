@@ -27,12 +27,15 @@ from ..models.transactions import after_commit
 from . import journal, unique
 from .journal import Entry
 
+# Those of its own first, then those of `common_row`, then what every new job has.
 COLUMNS = (
-    "INSERT INTO echomq_job (id, queue, task_path, arguments, priority, run_after, state,"
-    " attempt, max_attempts, options, fence, worker_name, enqueued_at, progress_note, errors,"
-    " cancel_reason, cancel_kind, unique_key, group_key, group_limit, retention, parked)"
+    "INSERT INTO echomq_job (id, arguments, unique_key,"
+    " queue, task_path, priority, run_after, state, max_attempts, options, enqueued_at,"
+    " group_key, group_limit, retention,"
+    " attempt, fence, worker_name, progress_note, errors, cancel_reason, cancel_kind, parked)"
 )
-ROW = "%s, %s, %s, %s, %s, %s, %s, 0, %s, %s, 0, '', %s, '', '[]', '', '', %s, %s, %s, %s, false"
+COMMON = "%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0, 0, '', '', '[]', '', '', false"
+ROW = f"%s, %s, %s, {COMMON}"
 INSERT = f"{COLUMNS} VALUES ({ROW})"
 # The record is written after the job: a row of the outbox draws its id in a transaction that has
 # a number, see outbox_v1.sql.
@@ -119,27 +122,19 @@ def first_entry(new: NewJob, job_id: JobId, at: dt.datetime) -> tuple[Entry, dt.
     return Entry(new.queue, journal.ENQUEUED, job_id, data), run_after
 
 
-def _row(
-    connection: Any,
-    new: NewJob,
-    entry: Entry,
-    arguments: str,
-    at: dt.datetime,
-    run_after: dt.datetime,
+def common_row(
+    connection: Any, new: NewJob, state: str, at: dt.datetime, run_after: dt.datetime
 ) -> tuple[Any, ...]:
-    """Return the parameters of `ROW`."""
+    """Return the parameters of `COMMON`, the same for all calls of `new`."""
     return (
-        f"{entry.job_id.int:032x}",
         new.queue,
         new.task_path,
-        arguments,
         new.priority,
         stored(run_after, connection),
-        entry.data["state"],
+        state,
         new.max_attempts,
         new.options,
         stored(at, connection),
-        "" if new.unique_for is not None else new.unique_key,
         new.group_key,
         new.group_limit,
         new.retention,
@@ -162,7 +157,12 @@ def _insert(
     """Write the job and its record; False if its key is taken, and then nothing."""
     connection = connections[using]
     window = new.unique_for is not None and bool(new.unique_key)
-    row = _row(connection, new, entry, arguments, at, run_after)
+    row = (
+        f"{entry.job_id.int:032x}",
+        arguments,
+        "" if window else new.unique_key,
+        *common_row(connection, new, entry.data["state"], at, run_after),
+    )
     if connection.vendor == "postgresql":
         told = (queue_stream(new.queue), msgspec.json.encode(record_of(entry)).decode())
         with connection.cursor() as cursor:

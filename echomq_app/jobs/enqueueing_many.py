@@ -22,18 +22,17 @@ from ..core.ids import JobId, job_texts, new_job_numbers
 from ..core.names import queue_stream
 from ..models.job import JobState
 from ..models.relaying import KEYS
-from ..models.times import now, stored
+from ..models.times import now
 from ..models.transactions import after_commit
 from . import journal
 from .arguments import Batch
-from .enqueueing import COLUMNS, INSERT, NewJob, first_entry, wake
+from .enqueueing import COLUMNS, COMMON, INSERT, NewJob, common_row, first_entry, wake
 from .journal import Entry
 
 _POSTGRES = (
     "WITH v AS MATERIALIZED (SELECT v.id::uuid AS id, v.arguments FROM ROWS FROM ("
     " json_array_elements_text(%s::json), json_array_elements(%s::json)) AS v(id, arguments)),"
-    f" job AS ({COLUMNS} SELECT id, %s, %s, arguments::jsonb, %s, %s, %s, 0, %s, %s, 0, '', %s,"
-    " '', '[]', '', '', '', %s, %s, %s, false FROM v)"
+    f" job AS ({COLUMNS} SELECT id, arguments::jsonb, '', {COMMON} FROM v)"
     # The outbox wants a transaction that has a number.
     " INSERT INTO echomq_outbox (stream, record, keys, xact) SELECT %s, %s::jsonb, k.keys, NULL"
     " FROM json_array_elements_text(%s::json) WITH ORDINALITY AS k(keys, n)"
@@ -84,27 +83,15 @@ class _Common:
     queue: str
     state: JobState
     row: tuple[Any, ...]
-    """From `queue` on, without arguments and unique key."""
+    """See `common_row`."""
     data: dict[str, Any]
     """Of the records, without the id."""
 
     @classmethod
     def of(cls, connection: Any, new: NewJob, first: JobId, at: dt.datetime) -> Self:
         entry, run_after = first_entry(new, first, at)
-        row = (
-            new.queue,
-            new.task_path,
-            new.priority,
-            stored(run_after, connection),
-            entry.data["state"],
-            new.max_attempts,
-            new.options,
-            stored(at, connection),
-            new.group_key,
-            new.group_limit,
-            new.retention,
-        )
         state = JobState(entry.data["state"])
+        row = common_row(connection, new, state.value, at, run_after)
         data = {name: value for name, value in entry.data.items() if name != "id"}
         return cls(queue=new.queue, state=state, row=row, data=data)
 
@@ -124,21 +111,17 @@ def _write_postgres(
 def _write_sqlite(
     connection: Any, common: _Common, numbers: list[int], texts: list[str], arguments: bytes
 ) -> None:
-    queue, path, *middle, group, limit, retention = common.row
     each = msgspec.json.decode(arguments, type=list[msgspec.Raw])
     with connection.cursor() as cursor:
         cursor.executemany(
             INSERT,
             [
-                (
-                    f"{number:032x}",
-                    *(queue, path, bytes(text).decode(), *middle, "", group, limit, retention),
-                )
+                (f"{number:032x}", bytes(text).decode(), "", *common.row)
                 for number, text in zip(numbers, each, strict=True)
             ],
         )
     entries = [
-        Entry(queue, journal.ENQUEUED, JobId.from_int(number), {"id": text, **common.data})
+        Entry(common.queue, journal.ENQUEUED, JobId.from_int(number), {"id": text, **common.data})
         for number, text in zip(numbers, texts, strict=True)
     ]
     journal.write(connection.alias, entries)

@@ -23,9 +23,10 @@ from django.db import close_old_connections, connections
 from ..conf import current
 from ..core.payload import encode
 from ..exceptions import InvalidPayload, JobCancelled
+from ..models.job import KIND_MAX
 from ..models.times import now
 from .context import JobContext, Report
-from .outcomes import Ending, Outcome, error_record
+from .outcomes import REASON_MAX, Ending, Outcome, error_record, storable_text
 from .results import JobResult, as_django, error_of, result_of_claim
 from .running import Asked, RunningJob
 from .tasks import backend_class, load_task
@@ -176,7 +177,10 @@ def _ended(call: Call, error: BaseException) -> Outcome | None:
 
 def _stopped(call: Call, error: JobCancelled) -> Outcome | None:
     job = call.job
-    outcome = job.finish(Ending.STOPPED, at=now(), reason=error.reason, kind=error.kind)
+    # A handler may raise JobCancelled with anything.
+    reason = None if error.reason is None else storable_text(error.reason, REASON_MAX)
+    kind = storable_text(error.kind or "user", KIND_MAX)[:KIND_MAX]
+    outcome = job.finish(Ending.STOPPED, at=now(), reason=reason, kind=kind)
     if outcome is not None and not outcome.by_worker:
         record = error_record(
             error, attempt=outcome.attempt, worker=job.claimed.worker_name, at=outcome.at

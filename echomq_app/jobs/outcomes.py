@@ -24,6 +24,8 @@ from .journal import Entry
 from .options import JobOptions
 
 MESSAGE_MAX = 2_000
+REASON_MAX = 65_536
+"""Characters of a reason that a handler gives itself."""
 TRACEBACK_MAX = 16_000
 ERRORS_MAX = 25
 """How many errors a job keeps: the newest."""
@@ -94,21 +96,26 @@ def error_record(
     """Describe an exception so that it can be stored, whatever its text is."""
     kind = type(error)
     try:
-        message = str(error)
-    except Exception:  # noqa: BLE001  (a broken __str__ must not lose the failure)
-        message = "(its message can't be made)"
-    try:
         lines = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001
         lines = f"{kind.__qualname__} (its traceback can't be made)"
     return {
         "class": storable(f"{kind.__module__}.{kind.__qualname__}"),
-        "message": _cut(storable(message), MESSAGE_MAX),
+        "message": storable_text(error, MESSAGE_MAX),
         "traceback": _cut(storable(lines), TRACEBACK_MAX),
         "attempt": attempt,
         "worker": storable(worker),
         "at": journal.timestamp(at),
     }
+
+
+def storable_text(value: object, most: int) -> str:
+    """Return the text of anything so that it can be stored: of an error, or a handler's reason."""
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001  (a broken __str__ must not lose the failure)
+        text = "(its text can't be made)"
+    return _cut(storable(text), most)
 
 
 def decide(

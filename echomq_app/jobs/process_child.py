@@ -26,7 +26,6 @@ from django.db import connections
 
 from .. import engine
 from ..conf import current
-from ..core.payload import storable
 from ..core.process_messages import Begun, Cancel, Ended, Order, Progress, Run, decode_order, encode
 from . import handlers
 from .memory import resident_bytes
@@ -94,9 +93,8 @@ class ProcessChild:
             ending=outcome.ending.name,
             result=outcome.result,
             error=outcome.error,
-            # A handler may raise JobCancelled with anything.
-            reason=None if outcome.reason is None else storable(str(outcome.reason)),
-            kind=storable(str(outcome.kind)),
+            reason=outcome.reason,
+            kind=outcome.kind,
             progress=attempt.job.progress,
             memory=resident_bytes(),
         )

@@ -230,6 +230,19 @@ class TestCompleter:
         assert states[1] in {"scheduled", "failed"}
         assert Job.objects.get(pk=ids[1]).errors
 
+    @pytest.mark.parametrize("reason", ["\ud800", object()])
+    def test_outcome_that_is_no_json_fails_that_job_alone(
+        self, worker: Worker, completer: Completer, reason: str
+    ) -> None:
+        ids = [jobtasks.add.enqueue(n, n).id for n in range(2)]
+        bad, good = claim(worker, 2)
+        completer.put(outcome(bad, Ending.STOPPED, reason=reason))
+        completer.put(outcome(good))
+        completer.start()
+        assert completer.close(timeout=20)
+        states = [Job.objects.get(pk=id).state for id in ids]
+        assert states == ["scheduled", "completed"]
+
     @pytest.mark.postgres
     def test_held_row_is_written_when_it_is_free(
         self, worker: Worker, completer: Completer

@@ -21,6 +21,7 @@ from echomq_app.jobs.backend import EchoMQBackend
 from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.jobs.tasks_api import TaskResultStatus, task_finished, task_started
 from echomq_app.models import CancelRequest, Job, Worker
+from echomq_app.models.job import KIND_MAX
 from echomq_app.stream import Stream
 from tests import jobtasks
 from tests.integration.jobs import finished, hearing, history, records, running_worker
@@ -156,6 +157,14 @@ class TestHandlers:
         drain()
         job = Job.objects.get(pk=id)
         assert (job.state, job.cancel_reason, job.attempt) == ("cancelled", "nothing to do", 1)
+
+    @pytest.mark.parametrize("what", [*jobtasks.ODD, "none"])
+    def test_reason_that_no_database_holds_is_a_cancel_and_stops_nobody(self, what: str) -> None:
+        ids = [jobtasks.stops_oddly.enqueue(what).id, jobtasks.add.enqueue(1, 2).id]
+        with running_worker():
+            odd, other = [finished(id) for id in ids]
+        assert (odd.state, odd.attempt, other.state) == ("cancelled", 1, "completed")
+        assert len(odd.cancel_reason) < 70_000 and 1 <= len(odd.cancel_kind) <= KIND_MAX
 
     def test_timeout_cancels_the_token_and_is_a_failure(self) -> None:
         id = jobtasks.times_out.enqueue().id
