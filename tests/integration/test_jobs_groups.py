@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -227,3 +228,33 @@ def test_the_end_of_a_job_wakes_its_worker_for_the_next_of_the_group() -> None:
     with running_worker(poll=600.0):
         for id in ids:
             finished(id)
+
+
+@pytest.fixture
+def parkings() -> Iterator[None]:
+    """Keep when each job was parked, in the table `parkings`."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE parkings (at timestamptz);"
+            "CREATE FUNCTION parking() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
+            " INSERT INTO parkings VALUES (clock_timestamp()); RETURN NEW; END$$;"
+            "CREATE TRIGGER parking BEFORE UPDATE ON echomq_job FOR EACH ROW"
+            " WHEN (NEW.parked AND NOT OLD.parked) EXECUTE FUNCTION parking()"
+        )
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION parking() CASCADE; DROP TABLE parkings")
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("parkings")
+def test_an_attempt_begins_when_its_claim_has_counted_the_group(worker: Worker) -> None:
+    """Else it would begin before the end of the job that it waited for."""
+    enqueue(3, "g")
+    claim(worker, 1)
+    (free,) = enqueue(1)
+    assert ids_of(claim(worker, 1)) == [free]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT max(at), count(*) FROM parkings")
+        parked_at, count = cursor.fetchone()
+    assert count == 2 and Job.objects.get(pk=free).attempted_at > parked_at

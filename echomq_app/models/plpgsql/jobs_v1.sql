@@ -133,7 +133,7 @@ DECLARE
     n integer;
     any_parked boolean := false;
     again boolean := false;
-    now_at timestamptz := clock_timestamp();
+    now_at timestamptz;
 BEGIN
     SELECT name INTO w FROM echomq_worker
         WHERE echomq_worker.id = for_worker AND lost_at IS NULL AND stopped_at IS NULL;
@@ -206,6 +206,8 @@ BEGIN
         END LOOP;
         EXIT WHEN n > 0 OR again OR cardinality(taken) >= at_most;
     END LOOP;
+    -- Now, and not at the beginning: what a group's last job has ended since then was counted.
+    now_at := clock_timestamp();
     RETURN QUERY
     WITH claimed AS (
         UPDATE echomq_job j
