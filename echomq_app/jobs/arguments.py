@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..conf import current
 from ..core.payload import encode
-from ..exceptions import InvalidPayload
+from ..exceptions import InvalidArgument, InvalidPayload
 from .tasks_api import normalize_json
 
 BATCH = 500
@@ -42,6 +42,26 @@ def encoded(args: Any, kwargs: Any) -> bytes:
         except (TypeError, ValueError):
             raise refused from None
         return encode(plain, limit=limit, what=_WHAT)
+
+
+def checked(calls: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Return the calls, each a pair of arguments and keyword arguments, or `InvalidArgument`.
+
+    As a list, before anything is written: they may come from a query on the same connection,
+    which could not be read between the statements of a pipeline.
+    """
+    found = list(calls)
+    for call in found:
+        try:
+            args, kwargs = call
+        except (TypeError, ValueError):
+            args = kwargs = None
+        if not (isinstance(args, tuple | list) and isinstance(kwargs, dict)):
+            raise InvalidArgument(
+                "A call is a pair of arguments and keyword arguments, as call(1, b=2) from "
+                f"echomq_app.jobs.bulk gives it, not {str(call)[:100]}."
+            )
+    return found
 
 
 def encoded_many(calls: Iterable[tuple[Any, Any]]) -> Iterator[Batch]:

@@ -30,7 +30,7 @@ from ..exceptions import InvalidArgument, InvalidName, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
 from ..models.times import aware
-from .arguments import encoded, encoded_many
+from .arguments import checked, encoded, encoded_many
 from .enqueueing import NewJob, enqueue
 from .enqueueing_many import enqueue_many
 from .options import JobOptions
@@ -81,6 +81,9 @@ class EchoMQBackend(BaseTaskBackend):
         Raises `InvalidTask`, and `InvalidPayload` for arguments that aren't strict JSON
         or too large (`ECHOMQ["MAX_RECORD_BYTES"]`); then nothing was written.
         """
+        return self._told(self._enqueue(task, args, kwargs))
+
+    def _enqueue(self, task: Task, args: Any, kwargs: Any) -> JobResult:
         new, options = self._new_job(task)
         arguments = encoded(args, kwargs)
         values = decode(arguments)  # as they come back
@@ -93,24 +96,26 @@ class EchoMQBackend(BaseTaskBackend):
             object.__setattr__(first, "duplicate", True)
             return first
         at = as_django(done.enqueued_at)
-        return self._told(self._result(task, done.id, done.state.value, at, values))
+        return self._result(task, done.id, done.state.value, at, values)
 
     def enqueue_many(self, task: Task, calls: Iterable[tuple[Any, Any]]) -> list[JobResult]:
         """Write a job for each `(args, kwargs)`, all or none; see `enqueue`.
 
         Much quicker than one by one: hundreds go with a statement. (Unique jobs don't: each
-        has to see whether it is the first.)
+        has to see whether it is the first.) Raises `InvalidArgument` for what is no such pair.
         """
         new, options = self._new_job(task)
         using = router.db_for_write(Job)
-        if options.unique:
-            with transaction.atomic(using=using, savepoint=False):
-                return [self.enqueue(task, args, kwargs) for args, kwargs in calls]
+        pairs = checked(calls)
         results: list[JobResult] = []
-        for batch in enqueue_many(using, new, encoded_many(calls)):
-            at, values = as_django(batch.enqueued_at), decode(batch.arguments)
-            first = self._result(task, batch.ids[0], batch.state.value, at, values[0])
-            results += results_like(first, batch.ids, values)
+        if options.unique:
+            with transaction.atomic(using=using):
+                results += [self._enqueue(task, args, kwargs) for args, kwargs in pairs]
+        else:
+            for batch in enqueue_many(using, new, encoded_many(pairs)):
+                at, values = as_django(batch.enqueued_at), decode(batch.arguments)
+                first = self._result(task, batch.ids[0], batch.state.value, at, values[0])
+                results += results_like(first, batch.ids, values)
         for result in results:
             self._told(result)
         return results
@@ -136,8 +141,9 @@ class EchoMQBackend(BaseTaskBackend):
         )
 
     def _told(self, result: JobResult) -> JobResult:
-        """Send Django's signal."""
-        task_enqueued.send(type(self), task_result=result)
+        """Send Django's signal, if it was enqueued."""
+        if not result.duplicate:
+            task_enqueued.send(type(self), task_result=result)
         return result
 
     def _new_job(self, task: Task) -> tuple[NewJob, JobOptions]:

@@ -28,7 +28,7 @@ def enqueue_many(task: Task, calls: Iterable[Call]) -> list[JobResult]:
 
     Returns their results in the order of the calls. Every backend is asked with the task it
     would be asked with one by one: `enqueue_many(task.using(priority=5), ...)`. Raises what
-    `enqueue` raises, and `InvalidArgument` for a backend that isn't ours.
+    `enqueue` raises, and `InvalidArgument` for what no `call` made and a backend that isn't ours.
     """
     backend = task.get_backend()
     many = getattr(backend, "enqueue_many", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -82,6 +83,53 @@ def test_all_or_none_and_nothing_before_the_commit() -> None:
             transaction.set_rollback(True)
         assert not Job.objects.exists() and not heard.names()
     assert enqueue_many(jobtasks.noop, []) == []
+
+
+def test_from_a_query_on_the_same_connection() -> None:
+    """One that is read as it goes, in the same transaction or in one that fails in between."""
+    enqueue_many(jobtasks.noop, [call(n) for n in range(2 * BATCH)])
+
+    def rows() -> Iterator[Any]:
+        for number, job in enumerate(Job.objects.order_by("pk").iterator(chunk_size=100)):
+            if number % 300 == 0:
+                with pytest.raises(IntegrityError), transaction.atomic():
+                    Job.objects.bulk_create([job])
+            yield call(job.arguments["args"][0])
+
+    with transaction.atomic():
+        results = enqueue_many(jobtasks.noop.using(queue_name="u"), rows())
+    assert [result.args for result in results] == [[n] for n in range(2 * BATCH)]
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_refused_halfway_the_callers_transaction_goes_on_without_it(unique: bool) -> None:
+    signals: list[Any] = []
+
+    def heard(task_result: Any, **more: Any) -> None:
+        signals.append(task_result.id)
+
+    task: Any = jobtasks.noop
+    task_enqueued.connect(heard)
+    try:
+        with transaction.atomic():
+            with pytest.raises(InvalidPayload):
+                enqueue_many(
+                    task.using(unique=unique),
+                    [*(call(n) for n in range(BATCH)), call(float("nan"))],
+                )
+            after = jobtasks.noop.enqueue(1)
+    finally:
+        task_enqueued.disconnect(heard)
+    assert [str(job.pk) for job in Job.objects.all()] == signals == [after.id]
+
+
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize("wrong", ["ab", (1, 2), ({}, ()), ((1,), None), ((1,),), 5])
+def test_what_is_no_call_is_refused(wrong: Any, unique: bool) -> None:
+    task: Any = jobtasks.noop
+    with pytest.raises(InvalidArgument, match="call"):
+        enqueue_many(task.using(unique=unique), [call(1), wrong])
+    assert not Job.objects.exists()
 
 
 def test_long_calls_are_sent_in_short_statements() -> None:
