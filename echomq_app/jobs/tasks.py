@@ -114,7 +114,12 @@ def load_task(path: str) -> Task:
 
     Raises what the import raises, and `UnknownTask` where there is something else.
     """
-    found = import_string(path)
+    try:
+        found = import_string(path)
+    except SystemExit as error:  # of a script, or a setting that is missing: not our process' end
+        raise UnknownTask(
+            f"{path} can't be imported: its module ends the process ({error!r}) when it is."
+        ) from error
     if not isinstance(found, Task):  # type: ignore[misc]  # not generic at run time
         raise UnknownTask(
             f"{path} is {type(found).__name__}, not a task. Was the @task decorator removed? "

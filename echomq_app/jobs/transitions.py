@@ -81,13 +81,15 @@ class Settlement:
 
 
 def settle(using: str, outcomes: Iterable[Outcome]) -> Settlement:
-    """Write outcomes in a transaction of their own; the first one of a job counts.
+    """Write outcomes in a transaction of their own; the first one of a job's last claim counts.
 
     Raises what the database raises; then nothing was written.
     """
     by_id: dict[JobId, Outcome] = {}
     for outcome in outcomes:
-        by_id.setdefault(outcome.id, outcome)
+        other = by_id.get(outcome.id)
+        if other is None or outcome.fence > other.fence:
+            by_id[outcome.id] = outcome
     if not by_id:
         return Settlement(entries=[], later=[], lost=[])
     with transaction.atomic(using=using):

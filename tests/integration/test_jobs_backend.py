@@ -249,7 +249,11 @@ class TestResults:
             jobtasks.add.get_result(str(new_job_id()))
 
     @pytest.mark.parametrize(
-        "path", ["tests.jobtasks.gone", "no.such.module.f", "tests.jobtasks.not_a_task", "x"]
+        "path",
+        [
+            *("tests.jobtasks.gone", "no.such.module.f", "tests.jobtasks.not_a_task", "x"),
+            "tests.script.task",
+        ],
     )
     def test_of_a_task_that_is_gone(self, path: str) -> None:
         result = jobtasks.add.enqueue(1, 2)

@@ -92,8 +92,11 @@ class TestTicks:
         schedule.run_due(USING, ours, NOON + MINUTE)
         assert Job.objects.count() == 1
 
-    def test_a_task_that_cannot_be_enqueued_is_told_and_the_next_tick_comes(self) -> None:
-        ours = [made(task="tests.jobtasks.gone"), made("good")]
+    @pytest.mark.parametrize("gone", ["tests.jobtasks.gone", "tests.script.gone"])
+    def test_a_task_that_cannot_be_enqueued_is_told_and_the_next_tick_comes(
+        self, gone: str
+    ) -> None:
+        ours = [made(task=gone), made("good")]
         schedule.sync(USING, ours, NOON)
         schedule.run_due(USING, ours, NOON + MINUTE)
         assert Job.objects.count() == 1

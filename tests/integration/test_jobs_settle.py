@@ -123,6 +123,16 @@ class TestFence:
         assert settle(USING, [outcome(claimed)]).entries == []
         assert history(id).count("completed") == 1
 
+    def test_late_write_beside_that_of_the_claim_that_counts(self, worker: Worker) -> None:
+        """A worker that lost its lease may have claimed the job again: one batch has both."""
+        id = jobtasks.add.enqueue(1, 2).id
+        (first,) = claim(worker)
+        settle(USING, [outcome(first, Ending.HANDED_BACK)])
+        (second,) = claim(worker)
+        settled = settle(USING, [outcome(first, result="1"), outcome(second, result="2")])
+        assert [entry.event for entry in settled.entries] == ["completed"]
+        assert Job.objects.get(pk=id).result == 2
+
     def test_progress_carries_the_fence(self, worker: Worker) -> None:
         id = jobtasks.add.enqueue(1, 2).id
         (claimed,) = claim(worker)

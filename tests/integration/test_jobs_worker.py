@@ -75,7 +75,11 @@ class TestHandlers:
         assert len(str(job.errors)) < 60_000
 
     @pytest.mark.parametrize(
-        "path", ["no.such.module.f", "tests.jobtasks.gone", "tests.jobtasks.not_a_task", "x"]
+        "path",
+        [
+            *("no.such.module.f", "tests.jobtasks.gone", "tests.jobtasks.not_a_task", "x"),
+            "tests.script.task",
+        ],
     )
     def test_path_that_is_no_task_is_failed_and_the_worker_goes_on(self, path: str) -> None:
         id = jobtasks.add.enqueue(1, 2).id

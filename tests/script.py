@@ -1,0 +1,3 @@
+"""Ends the process that imports it, as a script without a guard does."""
+
+raise SystemExit(4)
