@@ -1,18 +1,16 @@
-"""One socket: who it is, what it is subscribed to, and the one task that writes to it.
+"""One socket: who it is, and what it is subscribed to.
 
 Frames are handled as they come, without waiting: what takes time (to find out who it is,
-to open a subscription) runs in tasks of its own. Only the writer sends, so a socket that
-takes nothing blocks nobody's `unsubscribe`, and nothing is sent out of turn.
+to open a subscription) runs in tasks of its own. Only the writer sends (writer.py), so a socket
+that takes nothing blocks nobody's `unsubscribe`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
-from collections import deque
 from collections.abc import Coroutine, Hashable
 from functools import partial
 from typing import Any, Protocol
@@ -26,24 +24,19 @@ from .hub import Mask
 from .items import mask_key
 from .limits import Limits, Rate
 from .subscribed import Pending, Subscription, check_name, subscription_of
+from .writer import Sink, Source, Writer
 
 logger = logging.getLogger("echomq.live")
 
 LOOK_EVERY = 15.0
 """Seconds between two looks at windows that stay full, and at sends that don't end."""
-LAST_WORDS = 5.0
-"""Seconds for the reason of a close to be sent: the client may not be reading."""
-UNSENT = 1_000
-"""Answers that wait for a client who asks and doesn't read."""
 
 
-class Socket(Protocol):
+class Socket(Sink, Protocol):
     """What a session needs of its socket, and what projects may decide."""
 
     limits: Limits
 
-    async def send_text(self, text: str) -> None: ...
-    async def close_with(self, code: int) -> None: ...
     async def who(self) -> Identity: ...
     async def may(self, identity: Identity, action: str, target: str) -> bool: ...
     async def mask_for(self, identity: Identity, stream: str) -> Mask | None: ...
@@ -59,24 +52,21 @@ class Session:
         self._mistakes = 0
         self._subscriptions: dict[int, Subscription] = {}
         self._opening: dict[int, asyncio.Task[None]] = {}
-        self._control: deque[ServerFrame] = deque()
-        self._news = asyncio.Event()
-        self._closing: int | None = None
-        self._sending_since: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writer = Writer(socket, self._sources, self._run)
         self._identity: asyncio.Task[Identity] | None = None
         self._guard: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin: find out who it is, and write."""
         self._become(self._socket.who())
-        self._writer = self._run(self._write())
+        self._writer.start()
         self._run(self._expect_login())
         self._run(self._expect_acks())
 
     async def stop(self) -> None:
         """End everything; the socket is gone."""
-        self._closing = self._closing or Close.FAILED  # what fails from now on fails in vain
+        self._writer.is_gone()
         tasks: set[asyncio.Task[Any]] = {*self._tasks, *self._opening.values()}
         tasks |= {task for task in (self._identity, self._guard) if task is not None}
         for task in tasks:
@@ -90,7 +80,7 @@ class Session:
 
     def handle(self, message: str | bytes) -> None:
         """Take a message of the client's."""
-        if self._closing is not None:
+        if self._writer.closing is not None:
             return
         if len(message) > self._limits.frame_bytes:
             limit = f"A message has at most {self._limits.frame_bytes:,} bytes."
@@ -115,15 +105,15 @@ class Session:
     def _obey(self, frame: frames.ClientFrame) -> None:
         match frame:
             case frames.Ping():
-                self._tell(frames.Pong())
+                self._writer.tell(frames.Pong())
             case frames.Subscribe():
                 self._subscribe(frame)
             case frames.Unsubscribe(sub):
                 if self._drop(sub):
-                    self._tell(frames.Unsubscribed(sub=sub))
+                    self._writer.tell(frames.Unsubscribed(sub=sub))
                 else:  # no mistake: it may have ended while this was on its way
                     gone = f"There is no subscription {sub}."
-                    self._tell(frames.Error(code="unknown_sub", message=gone))
+                    self._writer.tell(frames.Error(code="unknown_sub", message=gone))
             case frames.Auth(token):
                 self._become(access.identify_token(token))
 
@@ -132,7 +122,7 @@ class Session:
         subscription = self._subscriptions.get(frame.sub)
         if subscription is None:
             return False  # it ended while the acknowledgement was on its way
-        self._news.set()
+        self._writer.wake()
         return subscription.acked(frame.cursor)
 
     def _subscribe(self, frame: frames.Subscribe) -> None:
@@ -141,7 +131,7 @@ class Session:
             self._mistake("sub_in_use", f"Subscription {sub} is there; choose another number.")
         elif len(self._subscriptions) >= self._limits.subscriptions:
             limit = f"A socket has at most {self._limits.subscriptions} subscriptions."
-            self._tell(frames.Error(code="too_many", message=limit, sub=sub))
+            self._writer.tell(frames.Error(code="too_many", message=limit, sub=sub))
         else:
             self._subscriptions[sub] = Pending()
             task = self._opening[sub] = asyncio.create_task(self._open(frame))
@@ -156,7 +146,7 @@ class Session:
                 mask = None
                 if frame.stream is not None:
                     mask = await self._socket.mask_for(identity, frame.stream)
-                subscription = subscription_of(frame, mask, self._news.set)
+                subscription = subscription_of(frame, mask, self._writer.wake)
                 may = await self._socket.may(identity, subscription.action, subscription.target)
                 if who is self._identity:
                     break  # else it has become somebody else's meanwhile
@@ -164,7 +154,7 @@ class Session:
                 self._refuse(sub, subscription, identity)
                 return
             self._subscriptions[sub] = subscription
-            self._tell(await subscription.open())
+            self._writer.tell(await subscription.open())
         except InvalidName as error:
             self._lose(sub, "bad_name", str(error))
         except InvalidPayload as error:
@@ -185,7 +175,7 @@ class Session:
             except BadToken as error:
                 self._mistake("bad_token", str(error))
                 identity = NOBODY if before is None else await before
-            self._tell(frames.Welcome(user=identity.authenticated))
+            self._writer.tell(frames.Welcome(user=identity.authenticated))
             return identity
 
         self._identity = task = asyncio.create_task(become())
@@ -267,65 +257,29 @@ class Session:
 
     # What goes
 
-    async def _write(self) -> None:
-        with contextlib.suppress(OSError):  # gone; the socket's end comes by itself
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                await self._send_all()
-                if self._closing is not None:
-                    await self._socket.close_with(self._closing)
-                    return
+    def _sources(self) -> list[Source]:
+        """One for each subscription."""
+        return [partial(self._next, *each) for each in self._subscriptions.items()]
 
-    async def _send_all(self) -> None:
-        """Send what there is, one frame of each subscription after the other."""
-        busy = True
-        while busy and await self._send_control():
-            busy = False
-            for sub, subscription in list(self._subscriptions.items()):
-                # Each time: a subscription that has just opened may have records already.
-                if not await self._send_control():
-                    return
-                if self._subscriptions.get(sub) is not subscription:
-                    continue
-                try:
-                    frame = subscription.next()
-                except Exception as error:  # noqa: BLE001
-                    self._fail(sub, error)
-                    continue
-                if frame is not None:
-                    busy = True
-                    await self._send(frame)
-            if busy:
-                await asyncio.sleep(0)  # no send need have waited, and others wait too
-
-    async def _send_control(self) -> bool:
-        """Send what no window holds back; tell whether anything may follow."""
-        while self._control:
-            await self._send(self._control.popleft())
-        return self._closing is None
-
-    async def _send(self, frame: ServerFrame) -> None:
-        self._sending_since = time.monotonic()
-        await self._socket.send_text(frames.encode(frame))
-        self._sending_since = None
+    def _next(self, sub: int, subscription: Subscription) -> ServerFrame | None:
+        if self._subscriptions.get(sub) is not subscription:
+            return None
+        try:
+            return subscription.next()
+        except Exception as error:  # noqa: BLE001
+            self._fail(sub, error)
+            return None
 
     async def _expect_acks(self) -> None:
         """End the socket of a client that is there no more, or acts as if it weren't."""
         patience = self._limits.ack_timeout
-        while self._closing is None:
+        while self._writer.closing is None:
             await asyncio.sleep(LOOK_EVERY)
             since = [subscription.full_since for subscription in self._subscriptions.values()]
             latest = time.monotonic() - patience
-            if any(at is not None and at < latest for at in (*since, self._sending_since)):
+            if any(at is not None and at < latest for at in (*since, self._writer.sending_since)):
                 silent = f"Nothing was acknowledged for {patience:g} s."
                 self._end(Close.NOT_ACKNOWLEDGED, "failed", silent)
-
-    def _tell(self, frame: ServerFrame) -> None:
-        self._control.append(frame)
-        self._news.set()
-        if len(self._control) > UNSENT:
-            self._close(Close.TOO_FAST)
 
     # How things end
 
@@ -341,7 +295,7 @@ class Session:
     def _lose(self, sub: int, code: str, message: str) -> None:
         """End a subscription with an error."""
         self._drop(sub)
-        self._tell(frames.Error(code=code, message=message, sub=sub))
+        self._writer.tell(frames.Error(code=code, message=message, sub=sub))
 
     def _fail(self, sub: int, error: Exception) -> None:
         if isinstance(error, UnknownStream):
@@ -352,28 +306,15 @@ class Session:
 
     def _mistake(self, code: str, message: str) -> None:
         """Refuse something; too many of them end the socket."""
-        self._tell(frames.Error(code=code, message=message))
+        self._writer.tell(frames.Error(code=code, message=message))
         self._mistakes += 1
         if self._mistakes >= self._limits.mistakes:
-            self._close(Close.BAD_FRAMES)
+            self._writer.close(Close.BAD_FRAMES)
 
     def _end(self, code: int, error: str, message: str) -> None:
-        if self._closing is None:
-            self._tell(frames.Error(code=error, message=message))
-            self._close(code)
-
-    def _close(self, code: int) -> None:
-        """Close when what has been told is sent, but soon."""
-        if self._closing is None:
-            self._closing = code
-            self._run(self._insist(code))
-
-    async def _insist(self, code: int) -> None:
-        await asyncio.wait([self._writer], timeout=LAST_WORDS)
-        if self._writer.cancel():
-            await asyncio.wait([self._writer])
-            with contextlib.suppress(OSError):
-                await self._socket.close_with(code)
+        if self._writer.closing is None:
+            self._writer.tell(frames.Error(code=error, message=message))
+            self._writer.close(code)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -125,7 +125,7 @@ async def test_a_session_ends_whatever_its_writer_has_just_heard(
     socket: GatedSocket, session: Session, turns: int
 ) -> None:
     await wait_until_async(lambda: bool(socket.sent))
-    session._news.set()
+    session._writer.wake()
     for _ in range(turns):
         await asyncio.sleep(0)
     await asyncio.wait_for(session.stop(), 10)
@@ -162,20 +162,20 @@ class Somebody:
 async def test_a_client_that_asks_and_does_not_read_is_given_up(
     socket: GatedSocket, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echomq_app.live.session.UNSENT", 20)
-    monkeypatch.setattr("echomq_app.live.session.LAST_WORDS", 0.05)
+    monkeypatch.setattr("echomq_app.live.writer.UNSENT", 20)
+    monkeypatch.setattr("echomq_app.live.writer.LAST_WORDS", 0.05)
     await wait_until_async(lambda: bool(socket.sent))
     socket.closes_at = {"type": "pong"}
     for _ in range(100):
         say(session, {"type": "ping"})
-    assert len(session._control) < 30
+    assert len(session._writer._answers) < 30
     await wait_until_async(lambda: socket.closed == 4429)
 
 
 async def test_a_socket_that_takes_nothing_is_closed_all_the_same(
     socket: GatedSocket, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echomq_app.live.session.LAST_WORDS", 0.05)
+    monkeypatch.setattr("echomq_app.live.writer.LAST_WORDS", 0.05)
     await wait_until_async(lambda: bool(socket.sent))
     socket.closes_at = {"type": "pong"}
     say(session, {"type": "ping"})
@@ -188,7 +188,7 @@ async def test_a_send_that_does_not_end_is_no_acknowledgement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("echomq_app.live.session.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("echomq_app.live.session.LAST_WORDS", 0.05)
+    monkeypatch.setattr("echomq_app.live.writer.LAST_WORDS", 0.05)
     socket = GatedSocket()
     socket.limits = Limits(ack_timeout=0.1)
     socket.closes_at = {"type": "welcome"}
