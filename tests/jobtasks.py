@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from django.db import transaction
 from django.utils import translation
 
 from echomq_app.exceptions import JobCancelled
 from echomq_app.jobs.context import JobContext
 from echomq_app.jobs.options import job_options
 from echomq_app.jobs.tasks_api import task
-from echomq_app.models import Job
+from echomq_app.models import Job, Worker
 
 
 def mark(trace: str, line: str) -> None:
@@ -230,12 +231,38 @@ def raise_text(hex: str) -> None:
     raise ValueError(bytes.fromhex(hex).decode("utf-8", "surrogatepass"))
 
 
+_kept: list[bytes] = []
+
+
+@task
+def keep_memory(mebibytes: int) -> None:
+    """Take memory and never give it back."""
+    _kept.append(b"x" * (mebibytes << 20))
+
+
+@task
+def environment(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+@task
+def leave_a_transaction_open() -> None:
+    """Leave an `atomic()` as somebody does who forgets its end."""
+    transaction.atomic().__enter__()
+    Job.objects.update(max_attempts=77)
+
+
 @task
 def activate_language(language: str) -> str:
     """Return the language that was active, and leave another one behind."""
     found = translation.get_language()
     translation.activate(language)
     return found or ""
+
+
+@task
+def write(host: str) -> None:
+    Worker.objects.update(host=host)
 
 
 @task

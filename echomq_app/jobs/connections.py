@@ -72,6 +72,19 @@ def read_committed(using: str) -> AbstractContextManager[Any]:
     return nullcontext() if plain else transaction.atomic(using=using)
 
 
+def drop_open_transactions() -> list[str]:
+    """Close this thread's connections that are still in an `atomic()`; return their aliases.
+
+    Django closes none there. Whoever used the thread next would work in that transaction, and
+    nobody would commit it.
+    """
+    left = [one for one in connections.all(initialized_only=True) if one.in_atomic_block]
+    for connection in left:
+        connection.close()
+        del connections[connection.alias]  # this one stays in its transaction for good
+    return [connection.alias for connection in left]
+
+
 class Persistent:
     """Runs database work that has to succeed some time: again and again, with pauses.
 

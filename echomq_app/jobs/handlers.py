@@ -25,6 +25,7 @@ from ..core.payload import encode
 from ..exceptions import InvalidPayload, JobCancelled
 from ..models.job import KIND_MAX
 from ..models.times import now
+from .connections import drop_open_transactions
 from .context import JobContext, Report
 from .outcomes import REASON_MAX, Ending, Outcome, error_record, storable_text
 from .results import JobResult, as_django, error_of, result_of_claim
@@ -88,6 +89,8 @@ def run_sync(call: Call) -> Outcome | None:
         return run_here(call, call.task.func)
     finally:
         close_old_connections()
+        if left := drop_open_transactions():
+            logger.error("event=transaction_left_open job=%s using=%s", call.job.claimed.id, left)
         _thread.closed_at = time.monotonic()
 
 

@@ -189,6 +189,18 @@ class TestHandlers:
         drain(concurrency=1)
         assert [Job.objects.get(pk=id).result for id in ids] == ["en-us"] * 3
 
+    def test_transaction_that_a_handler_left_open_is_nobody_elses(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with running_worker(concurrency=1):
+            left = finished(jobtasks.leave_a_transaction_open.enqueue().id)
+            with transaction.atomic():  # SQLite's lock is free
+                other = jobtasks.write.enqueue("done")
+            finished(other.id)
+        assert Worker.objects.filter(host="done").exists()
+        assert left.state == "completed" and left.max_attempts != 77
+        assert "transaction_left_open" in caplog.text
+
     def test_no_connection_of_a_handler_is_left_open(self) -> None:
         sync, async_ = jobtasks.query.enqueue().id, jobtasks.aquery.enqueue().id
         ours_or_older = "application_name LIKE 'echomq%%'"
