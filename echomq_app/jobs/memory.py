@@ -7,6 +7,8 @@ import resource
 import sys
 from pathlib import Path
 
+from ..exceptions import WorkerError
+
 _STATM = Path("/proc/self/statm")
 
 
@@ -17,3 +19,16 @@ def resident_bytes() -> int:
     except OSError:
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return largest * (1 if sys.platform == "darwin" else 1024)
+
+
+def check_at_start(most: int | None) -> None:
+    """Raise `WorkerError` if a process that has done nothing yet holds more than `most` MiB.
+
+    It would end in good order at once, and its supervisor would start the next one at once.
+    """
+    used = resident_bytes()
+    if most is not None and used > most * 2**20:
+        raise WorkerError(
+            f"The worker holds {used // 2**20} MiB before its first job, and --max-rss is {most}: "
+            "it would do nothing but end and be started again. Raise the limit."
+        )

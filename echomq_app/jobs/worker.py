@@ -46,7 +46,7 @@ from .completer import Completer
 from .connections import Persistent, service_connection
 from .housekeeping import Housekeeper
 from .lease import Lease
-from .memory import resident_bytes
+from .memory import check_at_start, resident_bytes
 from .outcomes import Ending, Outcome
 from .process_pool import ProcessPool, cpus
 from .relayer import Relayer
@@ -142,6 +142,7 @@ class Worker:
         return written
 
     def _start(self) -> None:
+        check_at_start(self.options.max_rss)
         try:
             missing = sql.missing(connections[self.using])
             if missing:

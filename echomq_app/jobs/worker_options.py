@@ -6,12 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 
 from ..core.names import check_queue_name
+from ..core.payload import encode
 from ..exceptions import InvalidArgument
+
+CONCURRENCY_MAX = 10_000
+SECONDS_MAX = 1e9
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """How a worker works; durations in seconds. Raises `InvalidArgument`, `InvalidName`."""
+    """How a worker works; durations in seconds. Raises `InvalidArgument`, `InvalidName`, and
+    `InvalidPayload` for a `name` that can't be stored."""
 
     queues: tuple[str, ...]
     concurrency: int = 10
@@ -40,9 +45,16 @@ class WorkerOptions:
             raise InvalidArgument("A worker needs at least one queue.")
         for queue in self.queues:
             check_queue_name(queue)
-        if self.concurrency < 1:
-            raise InvalidArgument(f"concurrency is 1 or more, not {self.concurrency}.")
-        for name in ("max_jobs", "max_rss", "process_concurrency"):
+        encode(self.name, what="name")
+        self._check_counts()
+        self._check_times()
+
+    def _check_counts(self) -> None:
+        for name in ("concurrency", "process_concurrency"):
+            count = getattr(self, name)
+            if count is not None and not 1 <= count <= CONCURRENCY_MAX:
+                raise InvalidArgument(f"{name} is 1 to {CONCURRENCY_MAX:,}, not {count}.")
+        for name in ("max_jobs", "max_rss"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise InvalidArgument(f"{name} is 1 or more, not {limit}.")
@@ -51,11 +63,15 @@ class WorkerOptions:
                 raise InvalidArgument(
                     f"A weight is for one of the worker's queues, 1 to 1,000; not {queue}:{weight}."
                 )
+
+    def _check_times(self) -> None:
         for name in ("poll", "lease", "heartbeat"):
-            if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} is a time above 0, not {getattr(self, name)!r}.")
-        if not self.grace >= 0:
-            raise InvalidArgument(f"grace is 0 or more, not {self.grace!r}.")
+            if not 0 < getattr(self, name) < SECONDS_MAX:
+                raise InvalidArgument(
+                    f"{name} is a number of seconds above 0, not {getattr(self, name)!r}."
+                )
+        if not 0 <= self.grace < SECONDS_MAX:
+            raise InvalidArgument(f"grace is a number of seconds from 0, not {self.grace!r}.")
         if self.lease < 3 * self.heartbeat:
             raise InvalidArgument(
                 f"A lease of {self.lease:g} s is shorter than three heartbeats of "

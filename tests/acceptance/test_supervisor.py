@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from echomq_app.jobs.supervisor import PARENT
 from echomq_app.models import Job, Worker
 from tests import jobtasks
 from tests.acceptance.workers import StartWorker, starting_workers, wait_for_state
@@ -79,9 +80,29 @@ def test_drained_workers_are_not_replaced(start_worker: StartWorker) -> None:
 
 
 def test_too_much_memory_ends_a_worker_in_good_order(start_worker: StartWorker) -> None:
-    id = jobtasks.add.enqueue(1, 2).id
-    worker = start_worker("--queue", "default", "--max-rss", "1", ready=False)
+    worker = start_worker("--queue", "default", "--max-rss", "300")
+    id = jobtasks.keep_memory.enqueue(400).id
     assert worker.wait(60) == 0
-    # What it had claimed it finished; what it hadn't is there for others.
-    assert Job.objects.get(pk=id).state in {"completed", "ready"}
+    # What it had claimed it finished.
+    assert Job.objects.get(pk=id).state == "completed"
     assert re.search(r"Worker .* ends after \d+ MiB of memory\.", worker.output)
+
+
+def test_a_limit_below_what_a_worker_holds_at_its_start_is_refused(
+    start_worker: StartWorker,
+) -> None:
+    """Else it would be started again and again, as fast as the machine can."""
+    worker = start_worker("--queue", "default", "--max-rss", "1", ready=False)
+    assert worker.wait(60) == 3
+    assert "Raise the limit" in worker.output and "Traceback" not in worker.output
+
+
+def test_a_child_never_supervises_in_turn(start_worker: StartWorker) -> None:
+    """Whatever its command says: an option that wasn't taken out would start workers for ever."""
+    parent = {PARENT: str(os.getpid())}
+    worker = start_worker("--queue", "default", "--processe", "2", ready=False, extra=parent)
+    wait_until(lambda: pids() == {worker.pid})
+    jobtasks.environment.enqueue(PARENT)
+    wait_until(lambda: Job.objects.get().is_finished)
+    assert Job.objects.get().result is None  # what a handler starts is no child of that parent's
+    assert worker.stop(grace=60) == 0

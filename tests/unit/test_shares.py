@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from echomq_app.core.shares import Shares
-from echomq_app.exceptions import InvalidArgument
+from echomq_app.exceptions import InvalidArgument, InvalidPayload
 from echomq_app.jobs.supervisor import child_command
 from echomq_app.jobs.worker_options import WorkerOptions
 
@@ -34,11 +34,20 @@ def test_parts_cover_the_room_and_no_queue_is_without(room: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_jobs": 0}, {"max_rss": 0}, {"weights": {"other": 1}}, {"weights": {"default": 0}}],
+    [
+        *({"max_jobs": 0}, {"max_rss": 0}, {"weights": {"other": 1}}, {"weights": {"default": 0}}),
+        *({"lease": float("inf")}, {"lease": 1e12}, {"poll": float("nan")}, {"grace": -1.0}),
+        *({"concurrency": 10**10}, {"process_concurrency": 0}),
+    ],
 )
 def test_wrong_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         WorkerOptions(queues=("default",), **options)  # type: ignore[arg-type]
+
+
+def test_a_name_that_no_database_holds_is_refused() -> None:
+    with pytest.raises(InvalidPayload, match="name"):
+        WorkerOptions(queues=("default",), name="\ud800")
 
 
 @pytest.mark.parametrize("words", [["--processes", "3"], ["--processes=3"]])

@@ -17,7 +17,7 @@ from django.core.management.base import (
 )
 from django.db import DatabaseError, connections
 
-from ...exceptions import InvalidArgument, InvalidName, WorkerError
+from ...exceptions import InvalidArgument, InvalidName, InvalidPayload, WorkerError
 from ...jobs.backend import EchoMQBackend
 from ...jobs.supervisor import PARENT, Supervisor, child_command
 from ...jobs.tasks_api import task_backends
@@ -84,7 +84,8 @@ class Command(BaseCommand):
             *("concurrency", "grace", "drain", "poll", "lease", "heartbeat", "name"),
             *("process_concurrency", "max_jobs", "max_rss"),
         )
-        parent = os.environ.get(PARENT)
+        # Taken: what a handler starts is no worker of that parent's.
+        parent = os.environ.pop(PARENT, None)
         try:
             queues, weights = _queues(options["queue"])
             worker_options = WorkerOptions(
@@ -94,10 +95,11 @@ class Command(BaseCommand):
                 **{name: options[name] for name in names},
             )
             worker = Worker(worker_options, on_started=self._say_ready)
-        except (InvalidArgument, InvalidName) as error:
+        except (InvalidArgument, InvalidName, InvalidPayload) as error:
             raise CommandError(str(error), returncode=USAGE) from error
         self._check()
-        if options["processes"] is not None:
+        # A child never supervises in turn, however the option was written (--processe 2).
+        if options["processes"] is not None and parent is None:
             self._supervise(options["processes"], worker_options)
             return
         try:
