@@ -37,6 +37,8 @@ logger = logging.getLogger("echomq.jobs")
 
 PAGE = 100
 PROMOTE_BATCH = 1000
+SHORTEST = 0.01
+"""Seconds between two looks at least."""
 RETENTION_INTERVAL = 60.0
 
 
@@ -88,16 +90,22 @@ class Housekeeper:
 
     def _promote(self) -> float:
         """Make due jobs ready; return the seconds until there is something to do again."""
-        for queue in promote(self._using, self._queues):
+        at = now_as_django()
+        promoted = promote(self._using, self._queues)
+        for queue in promoted:
             self._on_ready()
             engine.notify(queue_wake_group(queue))
+        if promoted:
+            return SHORTEST  # there may be more
+        # Not what is due already: somebody holds it, and may do so for hours.
+        waiting = Job.objects.using(self._using).filter(state=JobState.SCHEDULED, run_after__gt=at)
         soonest = self._interval
         for queue in self._queues:
-            waiting = Job.objects.using(self._using).filter(queue=queue, state=JobState.SCHEDULED)
-            next_due = waiting.order_by("run_after").values_list("run_after", flat=True).first()
+            times = waiting.filter(queue=queue).order_by("run_after")
+            next_due = times.values_list("run_after", flat=True).first()
             if next_due is not None:
                 soonest = min(soonest, (next_due - now_as_django()).total_seconds())
-        return max(0.01, soonest)
+        return max(SHORTEST, soonest)
 
     def _tick(self) -> float:
         """Enqueue recurring jobs that are due; return the seconds to the next one."""
@@ -109,7 +117,7 @@ class Housekeeper:
         if not self._schedules:
             return self._interval
         next_in = schedule.run_due(self._using, self._schedules, now())
-        return self._interval if next_in is None else max(0.01, min(next_in, self._interval))
+        return self._interval if next_in is None else max(SHORTEST, min(next_in, self._interval))
 
     def _rescue(self) -> None:
         if rescue(self._using):

@@ -19,12 +19,14 @@ from django.utils import timezone
 from echomq_app.jobs import control
 from echomq_app.jobs.backend import EchoMQBackend
 from echomq_app.jobs.bulk import call, enqueue_many
+from echomq_app.jobs.housekeeping import SHORTEST, Housekeeper
 from echomq_app.jobs.tasks_api import TaskResultStatus, task_finished, task_started
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.models.job import KIND_MAX
 from echomq_app.stream import Stream
 from tests import jobtasks
-from tests.integration.jobs import finished, hearing, history, records, running_worker
+from tests.databases import session
+from tests.integration.jobs import USING, finished, hearing, history, records, running_worker
 from tests.jobtasks import marks
 from tests.wait import wait_until
 
@@ -523,6 +525,21 @@ class TestOtherTransactions:
             client.join(20)
         for id in [*ids, *slow]:
             assert history(id) == ["enqueued", "started", "completed"]
+
+    def test_due_job_that_somebody_holds_keeps_nobody_busy(self) -> None:
+        soon = timezone.now() + dt.timedelta(seconds=0.2)
+        id = jobtasks.add.using(run_after=soon).enqueue(1, 2).id
+        looks: list[float] = []
+        with session() as other:
+            other.execute("BEGIN")
+            other.execute("SELECT 1 FROM echomq_job FOR UPDATE")
+            wait_until(lambda: timezone.now() > soon)
+            housekeeper = Housekeeper(USING, ["default"], interval=5, patience=30, on_ready=bool)
+            looks.append(housekeeper._promote())
+            other.execute("ROLLBACK")
+        looks += [housekeeper._promote(), housekeeper._promote()]
+        assert looks == [5, SHORTEST, 5]
+        assert Job.objects.get(pk=id).state == "ready"
 
     def test_worker_works_in_a_serializable_project(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever the server's default and Django's option: its own connections aren't."""
