@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from echomq_app.core.ids import JobId
 from echomq_app.jobs.completer import Completer
-from echomq_app.jobs.outcomes import Ending, error_record
+from echomq_app.jobs.outcomes import Ending, Outcome, error_record
 from echomq_app.jobs.relayer import Relayer
 from echomq_app.jobs.running import RunningJob
-from echomq_app.jobs.transitions import settle, write_progress
+from echomq_app.jobs.transitions import Settlement, settle, write_progress
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.models.times import now
 from tests import jobtasks
@@ -205,6 +205,28 @@ class TestCompleter:
 
         # No relay here: that is what the relayer is for.
         assert Stream("emq.default").info().write_cursor == 60
+
+    def test_what_has_come_together_is_one_batch(
+        self, worker: Worker, completer: Completer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sizes: list[int] = []
+
+        def counted(using: str, outcomes: list[Outcome]) -> Settlement:
+            sizes.append(len(outcomes))
+            return settle(using, outcomes)
+
+        monkeypatch.setattr("echomq_app.jobs.completer.settle", counted)
+        monkeypatch.setattr("echomq_app.jobs.completer.BATCH", 20)
+        for n in range(31):
+            jobtasks.add.enqueue(n, n)
+        *jobs, last = claim(worker, 31)
+        for job in jobs:
+            completer.put(outcome(job))
+        completer.start()
+        wait_until(lambda: not completer.unwritten)
+        completer.put(outcome(last))  # and at once, when it is alone
+        wait_until(lambda: not completer.unwritten)
+        assert completer.close(timeout=20) and sizes == [20, 10, 1]
 
     def test_says_when_it_is_behind_and_when_it_has_caught_up(
         self, worker: Worker, monkeypatch: pytest.MonkeyPatch

@@ -10,17 +10,21 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.utils import timezone
 
+from echomq_app.core.prefetch import Prefetch
 from echomq_app.jobs import control
 from echomq_app.jobs.backend import EchoMQBackend
 from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.jobs.housekeeping import SHORTEST, Housekeeper
 from echomq_app.jobs.tasks_api import TaskResultStatus, task_finished, task_started
+from echomq_app.jobs.worker_options import WorkerOptions
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.models.job import KIND_MAX
 from echomq_app.stream import Stream
@@ -220,6 +224,31 @@ class TestHandlers:
                 )
             elif connection.vendor == "postgresql":
                 wait_until(lambda: _others(f"NOT ({ours_or_older})") == 0)
+
+
+def test_queues_share_a_worker_by_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Prefetch, "ahead", lambda self, *rate: 0)
+    for queue in ("a", "b"):
+        enqueue_many(jobtasks.noop.using(queue_name=queue), [call(n) for n in range(20)])
+    with running_worker(queues=("a", "b"), weights={"a": 8, "b": 2}, concurrency=1, max_jobs=10):
+        done = Job.objects.filter(state="completed")
+        wait_until(lambda: done.count() == 10)
+    assert done.filter(queue="a").count() == 8
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])  # its checks
+def test_the_command_takes_queues_with_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[WorkerOptions] = []
+
+    def worker(options: WorkerOptions, on_started: object) -> Any:
+        started.append(options)
+        return SimpleNamespace(run=lambda: True, spent="", left_behind=0)
+
+    monkeypatch.setattr("echomq_app.management.commands.echomq_worker.Worker", worker)
+    call_command("echomq_worker", "--queue", "mail:8,rest", "--queue", "bulk:2")
+    (options,) = started
+    assert options.queues == ("mail", "rest", "bulk")
+    assert options.weights == {"mail": 8, "bulk": 2}
 
 
 class TestProgress:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import sys
 from collections import Counter
 
 import pytest
 
 from echomq_app.core.shares import Shares
 from echomq_app.exceptions import InvalidArgument, InvalidPayload
-from echomq_app.jobs.supervisor import child_command
+from echomq_app.jobs import supervisor
+from echomq_app.jobs.supervisor import Supervisor, child_command
 from echomq_app.jobs.worker_options import WorkerOptions
 
 
@@ -48,6 +52,33 @@ def test_wrong_options_are_refused(options: dict[str, object]) -> None:
 def test_a_name_that_no_database_holds_is_refused() -> None:
     with pytest.raises(InvalidPayload, match="name"):
         WorkerOptions(queues=("default",), name="\ud800")
+
+
+def test_a_worker_that_crashes_at_once_is_started_again_after_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "PAUSE", 0.01)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("random.random", lambda: 1.0)
+    crew = Supervisor([sys.executable, "-c", "raise SystemExit(3)"], 1)
+    failures: list[float] = []
+
+    def heard(record: logging.LogRecord) -> bool:
+        if "worker_process_failed" in record.getMessage():
+            *_, pause = record.args  # type: ignore[misc]
+            failures.append(pause)  # type: ignore[arg-type]
+            if len(failures) == 5:
+                crew._signalled(signal.SIGTERM, None)
+        return True
+
+    caplog.handler.addFilter(heard)
+    try:
+        with caplog.at_level(logging.INFO, "echomq.jobs"):
+            crew.run()
+    finally:
+        caplog.handler.removeFilter(heard)
+    assert failures == [0.01, 0.02, 0.04, 0.05, 0.05]
+    assert caplog.text.count("worker_process_started") == 5
 
 
 @pytest.mark.parametrize("words", [["--processes", "3"], ["--processes=3"]])
