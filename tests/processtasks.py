@@ -145,6 +145,16 @@ def dies_once(trace: str) -> str:
 
 @task
 @job_options(process=True)
+def forks() -> int:
+    """Fork, and have the copy come back from the handler as well; return its exit code."""
+    copy = os.fork()
+    if not copy:
+        return -1
+    return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+
+
+@task
+@job_options(process=True)
 def waits_for(trace: str) -> int:
     """Go on when the test says so."""
     mark(trace, f"start {os.getpid()}")

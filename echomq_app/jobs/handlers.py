@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import threading
 import time
 from asyncio import CancelledError
@@ -97,11 +98,23 @@ def run_sync(call: Call) -> Outcome | None:
 def run_here(call: Call, function: Callable[..., Any]) -> Outcome | None:
     """Call `function` as the handler, with the connections as they are."""
     _send(task_started, call)
+    process = os.getpid()
     try:
         value = function(*call.args, **call.kwargs)
     except BaseException as error:  # noqa: BLE001
+        _end_copy(process)
         return _ended(call, error)
+    _end_copy(process)
     return _returned(call, value)
+
+
+def _end_copy(process: int) -> None:
+    """End this process if it isn't `process`: a handler has forked, and its copy came back.
+
+    It would tell the worker how the attempt ended too, and go on with the worker's next jobs.
+    """
+    if os.getpid() != process:
+        os._exit(1)
 
 
 async def run_async(call: Call) -> Outcome | None:

@@ -257,6 +257,10 @@ class TestDeath:
             assert says[how] in error["message"]
         assert (other.state, other.attempt) == ("completed", 1)
 
+    def test_copy_of_one_that_comes_back_from_the_handler_ends(self, kept_worker: Start) -> None:
+        with kept_worker():
+            assert ended(processtasks.forks.enqueue()).result == 1
+
     def test_the_pool_goes_on_with_a_new_one(self, trace: str) -> None:
         with worker(process_concurrency=1):
             before = ended(processtasks.pid.enqueue())
