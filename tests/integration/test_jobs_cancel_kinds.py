@@ -67,6 +67,41 @@ def test_a_shutdown_is_told_to_the_handler_and_cancels_nothing(tmp_path: Path) -
     assert (row.state, row.cancel_kind) == ("ready", "")
 
 
+def test_a_cancel_while_the_worker_stops(tmp_path: Path) -> None:
+    """The handler has heard of the shutdown before: what is written says who wanted its end."""
+    trace = tmp_path / "trace"
+    with running_worker(grace=20.0, concurrency=1) as worker:
+        job = jobtasks.holds_on.enqueue(str(trace))
+        wait_until(trace.exists)
+        worker.stop()
+        wait_until(lambda: "seen" in trace.read_text())
+        assert control.cancel(job.id, "enough") == "requested"
+        (tmp_path / "trace.go").touch()
+        row = finished(job.id)
+    assert (row.state, row.attempt, row.cancel_reason, row.cancel_kind) == (
+        *("cancelled", 1),
+        *("enough", "user"),
+    )
+    assert last(job.id) == ("cancelled", "enough", "user")
+
+
+def test_a_cancel_while_the_worker_stops_of_a_job_that_it_hands_back(tmp_path: Path) -> None:
+    """It may still run there, so it isn't cancelled; and it is never begun again."""
+    trace = tmp_path / "trace"
+    with running_worker(grace=1.0, concurrency=1) as worker:
+        job = jobtasks.holds_on.enqueue(str(trace))
+        wait_until(trace.exists)
+        worker.stop()
+        wait_until(lambda: "seen" in trace.read_text())
+        assert control.cancel(job.id, "enough") == "requested"
+        wait_until(lambda: Job.objects.get(pk=job.id).state == "ready")
+    (tmp_path / "trace.go").touch()
+    with running_worker():
+        row = finished(job.id)
+    assert (row.state, row.attempt, row.cancel_reason) == ("cancelled", 0, "enough")
+    assert trace.read_text().count("start") == 1
+
+
 def test_a_lost_lease_is_told_to_the_handler() -> None:
     jobtasks.add.enqueue(1, 2)
     (claimed,) = claim(register())
