@@ -7,6 +7,7 @@ goes straight to the waiters; to other processes it goes through the broker.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from ..conf import current
 from ..core.wakers import Wakers
 from .switchboard import Message
 
+JITTER = 0.25
+"""The part of NOTIFY_INTERVAL by which a pause may be longer."""
 _MANY = 1024  # Groups remembered before the stale ones are thrown out.
 
 
@@ -155,7 +158,9 @@ class Notifier:
         self._fire(group)
 
     def _passed(self, group: str, now: float) -> None:
-        self._next_at[group] = now + current().NOTIFY_INTERVAL
+        # Not to the beat: many processes would wake the same readers all at once, each time.
+        later = current().NOTIFY_INTERVAL * (1 + JITTER * random.random())
+        self._next_at[group] = now + later
         if len(self._next_at) > _MANY:
             self._next_at = {name: at for name, at in self._next_at.items() if at > now}
 

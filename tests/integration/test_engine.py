@@ -19,6 +19,7 @@ from echomq_app import engine, signals
 from echomq_app.core.names import stream_wake_group
 from echomq_app.engine.broker import Broker
 from echomq_app.engine.process import engine as the_engine
+from echomq_app.engine.wake import Notifier
 from tests.layers import (
     CORE,
     ECHO,
@@ -244,6 +245,22 @@ def test_the_first_wake_up_passes_at_once_and_the_last_one_passes_too() -> None:
     assert wakes[0] - began < 0.1
     assert 3 <= len(wakes) <= 5  # about 500 calls, at 0, 0.2, 0.4 and 0.6
     assert all(later - earlier > 0.19 for earlier, later in itertools.pairwise(wakes))
+
+
+def test_later_wake_ups_come_after_pauses_of_another_length_each() -> None:
+    delays: list[float] = []
+
+    def call_later(delay: float, call: object, group: str) -> bool:
+        delays.append(delay)
+        return True
+
+    with use_layers({}, NOTIFY_INTERVAL=100.0):
+        notifier = Notifier(lambda group: None, call_later)
+        for number in range(200):
+            notifier.notify(f"{GROUP}{number}")
+            assert len(delays) == number
+            notifier.notify(f"{GROUP}{number}")
+    assert all(90 < delay <= 125 for delay in delays) and max(delays) - min(delays) > 10
 
 
 @brokers
