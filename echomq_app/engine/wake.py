@@ -159,8 +159,8 @@ class Notifier:
 
     def _passed(self, group: str, now: float) -> None:
         # Not to the beat: many processes would wake the same readers all at once, each time.
-        later = current().NOTIFY_INTERVAL * (1 + JITTER * random.random())
-        self._next_at[group] = now + later
+        jitter = JITTER * random.random()  # noqa: S311
+        self._next_at[group] = now + current().NOTIFY_INTERVAL * (1 + jitter)
         if len(self._next_at) > _MANY:
             self._next_at = {name: at for name, at in self._next_at.items() if at > now}
 
