@@ -15,14 +15,16 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 
 from echomq_app.core.prefetch import Prefetch
 from echomq_app.jobs import control
 from echomq_app.jobs.backend import EchoMQBackend
 from echomq_app.jobs.bulk import call, enqueue_many
+from echomq_app.jobs.claims import ClaimedJob, Claims
 from echomq_app.jobs.housekeeping import SHORTEST, Housekeeper
+from echomq_app.jobs.lease import Lease
 from echomq_app.jobs.tasks_api import TaskResultStatus, task_finished, task_started
 from echomq_app.jobs.worker_options import WorkerOptions
 from echomq_app.models import CancelRequest, Job, Worker
@@ -224,6 +226,63 @@ class TestHandlers:
                 )
             elif connection.vendor == "postgresql":
                 wait_until(lambda: _others(f"NOT ({ours_or_older})") == 0)
+
+
+def test_claim_whose_answer_was_lost_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    take, lost = Claims.take, list[ClaimedJob]()
+
+    def losing(self: Claims, queue: str, **more: Any) -> list[ClaimedJob]:
+        claimed = take(self, queue, **more)
+        if claimed and not lost:
+            lost.extend(claimed)
+            raise OperationalError("the answer is lost")
+        return claimed
+
+    monkeypatch.setattr(Claims, "take", losing)
+    with running_worker(lease=60.0):  # nobody else takes it away
+        job = finished(jobtasks.add.enqueue(1, 2).id)
+    assert (job.state, job.attempt, job.fence) == ("completed", 1, 2)
+    assert history(str(job.pk)) == ["enqueued", "started", "retrying", "started", "completed"]
+
+
+def test_handler_of_a_claim_during_which_the_lease_was_lost_is_told(
+    trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, told = Claims.take, list[ClaimedJob]()
+
+    def losing(self: Claims, queue: str, **more: Any) -> list[ClaimedJob]:
+        claimed = take(self, queue, **more)
+        if claimed and not told:
+            told.extend(claimed)
+            worker._lease.generation += 1  # as the heartbeat does, which found nothing to tell
+        return claimed
+
+    monkeypatch.setattr(Claims, "take", losing)
+    with running_worker() as worker:
+        id = jobtasks.marks_the_kind.enqueue(trace).id
+        wait_until(lambda: marks(trace)[1:2])
+        wait_until(lambda: len(marks(trace)) == 3)  # it runs again
+        control.cancel(id)
+        finished(id)
+    assert marks(trace)[1] == "lease_lost lease_lost lease_lost"
+
+
+def test_nothing_is_claimed_while_the_lease_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+    doubt = True
+
+    def in_doubt(self: Lease) -> bool:
+        looks.append(doubt)
+        return doubt
+
+    monkeypatch.setattr(Lease, "in_doubt", property(in_doubt))
+    with running_worker():
+        id = jobtasks.add.enqueue(1, 2).id
+        before = len(looks)
+        wait_until(lambda: len(looks) > before + 3)
+        assert Job.objects.get(pk=id).state == "ready"
+        doubt = False
+        finished(id)
 
 
 def test_queues_share_a_worker_by_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 import sys
+import time
 from collections import Counter
 
 import pytest
@@ -57,18 +59,22 @@ def test_a_name_that_no_database_holds_is_refused() -> None:
 def test_a_worker_that_crashes_at_once_is_started_again_after_growing_pauses(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "PAUSE", 0.01)
-    monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(supervisor, "PAUSE", 0.2)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.4)
+    monkeypatch.setattr(supervisor, "LOOK", 0.01)
     monkeypatch.setattr("random.random", lambda: 1.0)
     crew = Supervisor([sys.executable, "-c", "raise SystemExit(3)"], 1)
-    failures: list[float] = []
+    pauses: list[float] = []
+    started: list[float] = []
 
     def heard(record: logging.LogRecord) -> bool:
         if "worker_process_failed" in record.getMessage():
             *_, pause = record.args  # type: ignore[misc]
-            failures.append(pause)  # type: ignore[arg-type]
-            if len(failures) == 5:
+            pauses.append(pause)  # type: ignore[arg-type]
+            if len(pauses) == 4:
                 crew._signalled(signal.SIGTERM, None)
+        elif "worker_process_started" in record.getMessage():
+            started.append(time.monotonic())
         return True
 
     caplog.handler.addFilter(heard)
@@ -77,8 +83,9 @@ def test_a_worker_that_crashes_at_once_is_started_again_after_growing_pauses(
             crew.run()
     finally:
         caplog.handler.removeFilter(heard)
-    assert failures == [0.01, 0.02, 0.04, 0.05, 0.05]
-    assert caplog.text.count("worker_process_started") == 5
+    assert pauses == [0.2, 0.4, 0.4, 0.4] and len(started) == 4
+    between = [after - before for before, after in itertools.pairwise(started)]
+    assert all(took >= pause for took, pause in zip(between, pauses, strict=False))
 
 
 @pytest.mark.parametrize("words", [["--processes", "3"], ["--processes=3"]])
