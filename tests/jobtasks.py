@@ -308,6 +308,14 @@ def once_per_arguments(a: int, b: Any = 0) -> int:
 
 
 @task(takes_context=True)
+def stops_if_the_lease_is_lost(context: JobContext) -> None:
+    """Wait for that on the first claim; a job's later claims return at once."""
+    if Job.objects.get(pk=context.job_id).fence == 1:
+        context.cancel.wait(60)
+    context.check()
+
+
+@task(takes_context=True)
 def marks_the_kind(context: JobContext, trace: str) -> None:
     """Mark what the token and the exception say."""
     mark(trace, "start")

@@ -245,8 +245,8 @@ def test_claim_whose_answer_was_lost_is_handed_back(monkeypatch: pytest.MonkeyPa
     assert history(str(job.pk)) == ["enqueued", "started", "retrying", "started", "completed"]
 
 
-def test_handler_of_a_claim_during_which_the_lease_was_lost_is_told(
-    trace: str, monkeypatch: pytest.MonkeyPatch
+def test_claim_during_which_the_lease_was_lost_is_handed_back(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     take, told = Claims.take, list[ClaimedJob]()
 
@@ -259,12 +259,10 @@ def test_handler_of_a_claim_during_which_the_lease_was_lost_is_told(
 
     monkeypatch.setattr(Claims, "take", losing)
     with running_worker() as worker:
-        id = jobtasks.marks_the_kind.enqueue(trace).id
-        wait_until(lambda: marks(trace)[1:2])
-        wait_until(lambda: len(marks(trace)) == 3)  # it runs again
-        control.cancel(id)
-        finished(id)
-    assert marks(trace)[1] == "lease_lost lease_lost lease_lost"
+        job = finished(jobtasks.stops_if_the_lease_is_lost.enqueue().id)
+    assert (job.state, job.attempt, job.fence) == ("completed", 1, 2)
+    told_of = records(str(job.pk))
+    assert told_of[2][0] == "retrying" and told_of[2][1]["reason"] == "lease_lost"
 
 
 def test_nothing_is_claimed_while_the_lease_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
