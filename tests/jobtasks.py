@@ -158,6 +158,7 @@ def until_cancelled(context: JobContext, trace: str, then: str = "stop") -> str:
 @task(takes_context=True)
 async def until_cancelled_async(context: JobContext, trace: str) -> None:
     mark(trace, f"start {context.attempt}")
+    context.progress(0.5, "halfway")
     found = await context.cancel.wait_async()
     mark(trace, f"cancelled {found.reason}")
     context.check()

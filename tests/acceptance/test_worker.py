@@ -230,8 +230,9 @@ class TestCancel:
         start_worker("--queue", "default")
         id = jobtasks.until_cancelled_async.enqueue(trace).id
         wait_for_mark(trace, "start 1")
-        assert control.cancel(id) == "requested"
-        assert wait_for_state(id, "cancelled").cancel_reason == ""
+        assert control.cancel(id, "not needed") == "requested"
+        assert wait_for_state(id, "cancelled").cancel_reason == "not needed"
+        assert marks(trace) == ["start 1", "cancelled not needed"]
 
     def test_of_a_delayed_job_holds_when_all_workers_were_restarted(
         self, start_worker: StartWorker, trace: str

@@ -309,9 +309,10 @@ def test_the_command_takes_queues_with_weights(monkeypatch: pytest.MonkeyPatch) 
 
 
 class TestProgress:
-    def test_is_stored_and_published(self, trace: str) -> None:
+    @pytest.mark.parametrize("name", ["until_cancelled", "until_cancelled_async"])
+    def test_is_stored_and_published(self, trace: str, name: str) -> None:
         with hearing() as heard, running_worker():
-            id = jobtasks.until_cancelled.enqueue(trace).id
+            id = getattr(jobtasks, name).enqueue(trace).id
             wait_until(lambda: Job.objects.get(pk=id).progress == 0.5)
             assert Job.objects.get(pk=id).progress_note == "halfway"
             wait_until(lambda: "progress" in heard.names())
