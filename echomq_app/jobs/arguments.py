@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..conf import current
 from ..core.payload import encode
@@ -18,6 +18,9 @@ BATCH = 500
 """Calls that are written together, at most."""
 BATCH_BYTES = 4 << 20
 """And as long as their text is shorter than this, or one call."""
+
+Call: TypeAlias = tuple[Any, Any]
+"""Arguments and keyword arguments."""
 
 _WHAT = "the job's arguments"
 
@@ -44,7 +47,7 @@ def encoded(args: Any, kwargs: Any) -> bytes:
         return encode(plain, limit=limit, what=_WHAT)
 
 
-def checked(calls: Iterable[Any]) -> list[tuple[Any, Any]]:
+def checked(calls: Iterable[Any]) -> list[Call]:
     """Return the calls, each a pair of arguments and keyword arguments, or `InvalidArgument`.
 
     As a list, before anything is written: they may come from a query on the same connection,
@@ -64,7 +67,7 @@ def checked(calls: Iterable[Any]) -> list[tuple[Any, Any]]:
     return found
 
 
-def encoded_many(calls: Iterable[tuple[Any, Any]]) -> Iterator[Batch]:
+def encoded_many(calls: Iterable[Call]) -> Iterator[Batch]:
     """Yield the calls in batches. Raises what `encoded` raises for the first that it refuses."""
     left = iter(calls)
     while batch := list(islice(left, BATCH)):
@@ -79,7 +82,7 @@ def encoded_many(calls: Iterable[tuple[Any, Any]]) -> Iterator[Batch]:
             yield Batch(len(batch), text)
 
 
-def _one_by_one(calls: list[tuple[Any, Any]]) -> Iterator[Batch]:
+def _one_by_one(calls: list[Call]) -> Iterator[Batch]:
     texts: list[bytes] = []
     size = 0
     for args, kwargs in calls:

@@ -30,7 +30,7 @@ from ..exceptions import InvalidArgument, InvalidName, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
 from ..models.times import aware
-from .arguments import checked, encoded, encoded_many
+from .arguments import Call, checked, encoded, encoded_many
 from .enqueueing import NewJob, enqueue
 from .enqueueing_many import enqueue_many
 from .options import JobOptions
@@ -98,7 +98,7 @@ class EchoMQBackend(BaseTaskBackend):
         at = as_django(done.enqueued_at)
         return self._result(task, done.id, done.state.value, at, values)
 
-    def enqueue_many(self, task: Task, calls: Iterable[tuple[Any, Any]]) -> list[JobResult]:
+    def enqueue_many(self, task: Task, calls: Iterable[Call]) -> list[JobResult]:
         """Write a job for each `(args, kwargs)`, all or none; see `enqueue`.
 
         Much quicker than one by one: hundreds go with a statement. (Unique jobs don't: each
@@ -234,6 +234,10 @@ class EchoMQImmediateBackend(ImmediateBackend):
         encoded(args, kwargs)
         return super().enqueue(task, args, kwargs)
 
+    def enqueue_many(self, task: Task, calls: Iterable[Call]) -> list[Any]:
+        """Run the calls, one after the other, if EchoMQBackend takes all of them."""
+        return [self.enqueue(task, args, kwargs) for args, kwargs in _all_taken(calls)]
+
 
 class EchoMQDummyBackend(DummyBackend):
     """Django's DummyBackend that takes our `@task(max_attempts=…)`: stores, runs nothing.
@@ -252,6 +256,17 @@ class EchoMQDummyBackend(DummyBackend):
         """Keep the call. Raises `InvalidPayload` as EchoMQBackend does."""
         encoded(args, kwargs)
         return super().enqueue(task, args, kwargs)
+
+    def enqueue_many(self, task: Task, calls: Iterable[Call]) -> list[Any]:
+        """Keep the calls, all or none."""
+        return [self.enqueue(task, args, kwargs) for args, kwargs in _all_taken(calls)]
+
+
+def _all_taken(calls: Iterable[Call]) -> list[Call]:
+    pairs = checked(calls)
+    for args, kwargs in pairs:
+        encoded(args, kwargs)
+    return pairs
 
 
 def _validate(task: Task, defaults: dict[str, Any]) -> None:

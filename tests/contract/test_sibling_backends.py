@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from echomq_app.exceptions import InvalidArgument, InvalidPayload
+from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.jobs.context import JobContext
 from echomq_app.jobs.options import JobOptions, job_options
 from echomq_app.jobs.tasks import EchoMQTask
@@ -76,6 +77,17 @@ def test_immediate_runs_with_a_job_context(sibling: str) -> None:
 async def test_immediate_runs_in_async_code(sibling: str) -> None:
     result: Any = await task(takes_context=True)(with_context_async).aenqueue(7)
     assert result.return_value == [1, "JOB", False, 7]
+
+
+def test_take_many_all_or_none(sibling: str) -> None:
+    results = enqueue_many(tasks.give_back, [call(n) for n in range(3)])
+    assert [list(result.args) for result in results] == [[0], [1], [2]]
+    backend: Any = task_backends["default"]
+    kept = len(getattr(backend, "results", []))
+    for wrong, error in ((call(object()), InvalidPayload), ((1, 2), InvalidArgument)):
+        with pytest.raises(error):
+            enqueue_many(tasks.give_back, [call(1), wrong])  # type: ignore[list-item]
+    assert len(getattr(backend, "results", [])) == kept
 
 
 @pytest.mark.parametrize("sibling", [IMMEDIATE], indirect=True)
