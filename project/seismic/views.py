@@ -30,6 +30,9 @@ Answer = tuple[int, dict[str, Any]]
 JsonView = Callable[[dict[str, Any]], Answer]
 
 
+ONE_AT_A_TIME = "the replay"
+
+
 class BadInput(Exception):
     """The body isn't what the address expects; the message says what it expects."""
 
@@ -83,9 +86,10 @@ def start(body: dict[str, Any]) -> Answer:
     speed = body.get("speed")
     if not isinstance(speed, int | float) or not SLOWEST <= speed <= FASTEST or speed is True:
         raise BadInput(f"speed is a number from {SLOWEST:g} to {FASTEST:g} (earthquakes a second).")
-    if _is_active(_latest_job()):
+    # Not looked up before: two who start at once would both find none.
+    result = replay.using(unique=ONE_AT_A_TIME).enqueue(speed=speed)
+    if result.duplicate:
         return 409, {"error": "A replay is under way. Cancel it first, or let it end."}
-    result = replay.enqueue(speed=speed)
     return 201, {"job_id": result.id, "message": f"Replay asked for, {speed:g} a second."}
 
 

@@ -182,13 +182,28 @@ async def test_keyboard_alone_is_enough(fresh: Seismic) -> None:
     await keyboard.press("Tab")
     await keyboard.press("Enter")
     await fresh.at_least("log-came", 1)
-    await fresh.page.get_by_label("Reason").focus()
+    reason = fresh.page.get_by_label("Reason")
+    await expect(reason).to_be_enabled()  # else the focus stays, and what is typed presses Start
+    await reason.focus()
     await keyboard.type("by key")
     await keyboard.press("Enter")
     await expect(fresh.state).to_have_text("Cancelled: by key.")
     await fresh.page.get_by_role("switch", name="Drop my connection").focus()
     await keyboard.press("Space")
     await expect(fresh.page.locator("#connection")).to_have_text("dropped by you")
+
+
+async def test_who_presses_start_twice_starts_once(fresh: Seismic) -> None:
+    sent: list[str] = []
+    fresh.page.on("request", lambda one: sent.append(one.url) if one.method == "POST" else None)
+    await fresh.page.locator("#start").evaluate(
+        "form => { form.requestSubmit(); form.requestSubmit(); }"
+    )
+    await fresh.at_least("log-came", 1)
+    await expect(fresh.state).to_have_attribute("data-state", "running")
+    await expect(fresh.page.locator("#error")).to_be_empty()
+    assert len(sent) == 1
+    await fresh.cancel_if_running()
 
 
 VISITORS: dict[str, dict[str, Any]] = {

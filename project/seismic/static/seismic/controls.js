@@ -46,6 +46,7 @@ export class Controls {
   #job = null;
   #timer = 0;
   #told = "";
+  #busy = new WeakSet();
 
   /** `say(text)` tells the story; `page` is the root element. */
   constructor(page, say) {
@@ -127,6 +128,8 @@ export class Controls {
   #onSubmit(form, body) {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
+      if (this.#busy.has(form)) return; // pressed twice
+      this.#busy.add(form);
       const error = this.#page.querySelector("#error");
       error.textContent = "";
       try {
@@ -135,7 +138,8 @@ export class Controls {
       } catch (failure) {
         error.textContent = failure.message;
       }
-      this.look();
+      await this.look();
+      this.#busy.delete(form);
     });
   }
 
