@@ -31,7 +31,13 @@ def check_stream_name(name: str) -> str:
 
 def check_queue_name(name: str) -> str:
     """Return `name` if a queue may be called so; raise `InvalidName`."""
-    return _check(name, "queue", QUEUE_NAME_MAX)
+    _check(name, "queue", QUEUE_NAME_MAX)
+    if name.endswith(RESERVED_SUFFIX):
+        raise InvalidName(
+            f"A queue name doesn't end with '.dead', as {name!r} does: its stream would have the "
+            "name that is reserved for parked records of another one."
+        )
+    return name
 
 
 def is_reserved(name: str) -> bool:

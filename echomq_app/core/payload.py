@@ -1,6 +1,7 @@
 """What data a record or a job may carry, and how a failure text is made storable.
 
-Strict JSON: what comes back is what went in, on both databases. Python's `json`
+Strict JSON: what comes back is what went in, on both databases (but for a few floats:
+PostgreSQL's decimals give 1e23 back as an integer, and -0.0 as 0.0). Python's `json`
 would turn the key `1` into `"1"`, write NaN (which is no JSON), and pass NUL and
 lone surrogates on to PostgreSQL, which refuses the whole statement. Here each is
 refused before any I/O, with the path to it.

@@ -29,12 +29,12 @@ from ..core.payload import decode, encode
 from ..exceptions import InvalidArgument, InvalidName, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
-from ..models.times import aware
+from ..models.times import as_django, aware
 from .arguments import Call, checked, encoded, encoded_many
 from .enqueueing import NewJob, enqueue
 from .enqueueing_many import enqueue_many
 from .options import JobOptions
-from .results import JobResult, as_django, result_of, results_like
+from .results import JobResult, result_of, results_like
 from .tasks import EchoMQTask, options_of
 from .tasks_api import (
     DEFAULT_TASK_BACKEND_ALIAS,

@@ -6,7 +6,8 @@
 
 A job that waits is cancelled on the spot. A job that runs is asked: the request is a row
 (the memory), the wake-up over the channel layer is only the reflex, and the handler
-decides when to stop. Neither waits for the job's row, whoever holds it.
+decides when to stop. Neither waits for the job's row, whoever holds it; only for the end of
+another transaction that is asking for the cancel of the same job.
 """
 
 from __future__ import annotations

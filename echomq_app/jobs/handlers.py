@@ -25,11 +25,11 @@ from ..conf import current
 from ..core.payload import encode
 from ..exceptions import InvalidPayload, JobCancelled
 from ..models.job import KIND_MAX
-from ..models.times import now
+from ..models.times import as_django, now
 from .connections import drop_open_transactions
 from .context import JobContext, Report
 from .outcomes import REASON_MAX, Ending, Outcome, error_record, storable_text
-from .results import JobResult, as_django, error_of, result_of_claim
+from .results import JobResult, error_of, result_of_claim
 from .running import Asked, RunningJob
 from .tasks import backend_class, load_task
 from .tasks_api import Task, TaskResultStatus, normalize_json, task_finished, task_started

@@ -8,6 +8,7 @@ any number of workers at once.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import socket
 import threading
@@ -24,7 +25,7 @@ from ..exceptions import WorkerLost
 from ..models import trimming
 from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
 from ..models.queue import Queue
-from ..models.times import now, now_as_django
+from ..models.times import as_django, database_now, now
 from ..models.worker import Worker
 from . import journal, retention, schedule
 from .connections import service_connection
@@ -90,8 +91,8 @@ class Housekeeper:
 
     def _promote(self) -> float:
         """Make due jobs ready; return the seconds until there is something to do again."""
-        at = now_as_django()
-        promoted = promote(self._using, self._queues)
+        at = as_django(database_now(self._using))
+        promoted = promote(self._using, self._queues, at)
         for queue in promoted:
             self._on_ready()
             engine.notify(queue_wake_group(queue))
@@ -104,19 +105,19 @@ class Housekeeper:
             times = waiting.filter(queue=queue).order_by("run_after")
             next_due = times.values_list("run_after", flat=True).first()
             if next_due is not None:
-                soonest = min(soonest, (next_due - now_as_django()).total_seconds())
+                soonest = min(soonest, (next_due - at).total_seconds())
         return max(SHORTEST, soonest)
 
     def _tick(self) -> float:
         """Enqueue recurring jobs that are due; return the seconds to the next one."""
         if self._schedules is None:
             found = schedule.configured()
-            schedule.sync(self._using, found, now())
+            schedule.sync(self._using, found, database_now(self._using))
             Queue.objects.using(self._using).ensure(self._queues)
             self._schedules = found
         if not self._schedules:
             return self._interval
-        next_in = schedule.run_due(self._using, self._schedules, now())
+        next_in = schedule.run_due(self._using, self._schedules, database_now(self._using))
         return self._interval if next_in is None else max(SHORTEST, min(next_in, self._interval))
 
     def _rescue(self) -> None:
@@ -134,9 +135,10 @@ class Housekeeper:
         trimming.apply_retention(self._using)
 
 
-def promote(using: str, queues: Collection[str]) -> set[str]:
-    """Make scheduled jobs ready whose time has come; return their queues."""
-    due = Job.objects.using(using).in_queues(queues).due(now_as_django())
+def promote(using: str, queues: Collection[str], at: dt.datetime | None = None) -> set[str]:
+    """Make scheduled jobs ready whose time has come at `at`, or now; return their queues."""
+    at = at or as_django(database_now(using))
+    due = Job.objects.using(using).in_queues(queues).due(at)
     # Without the write lock: most of the time there is nothing to do.
     if not due.exists():
         return set()

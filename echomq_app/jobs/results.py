@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import inspect
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
-from django.utils import timezone
-
-from ..conf import project_setting
 from ..models.job import Job, JobState
+from ..models.times import as_django
 from .claims import ClaimedJob
 from .tasks import as_enqueued, task_for
 from .tasks_api import (
@@ -164,11 +161,6 @@ def result_of_claim(claimed: ClaimedJob, task: Task) -> JobResult:
         worker_ids=_worker_ids(claimed.errors, claimed.worker_name, claimed.attempt),
         state=JobState.RUNNING.value,
     )
-
-
-def as_django(value: dt.datetime) -> dt.datetime:
-    """Return an aware time as this project has them: naive with USE_TZ = False."""
-    return value if project_setting("USE_TZ", True) else timezone.make_naive(value)
 
 
 def error_of(record: dict[str, Any]) -> TaskError:

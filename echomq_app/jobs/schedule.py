@@ -7,10 +7,10 @@
         }
     }
 
-Every worker looks. A schedule has a row with its next tick; whoever moves that on enqueues
-the job, in the same transaction, and a row that somebody is at is passed over. A worker
-tells the database once, at its start, what the settings say; it then leaves alone a row
-that a later worker (of a later deploy) has changed or removed.
+Every worker looks, by the database's clock. A schedule has a row with its next tick; whoever
+moves that on enqueues the job, in the same transaction, and a row that somebody is at is
+passed over. A worker tells the database once, at its start, what the settings say; it then
+leaves alone a row that a later worker (of a later deploy) has changed or removed.
 
 What cron means at a change of the clocks is Debian's: a fixed time that the change leaves
 out comes right after it, one that comes twice is taken once, and an expression such as
@@ -29,14 +29,13 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 from django.db import InterfaceError, OperationalError, connections, transaction
-from django.utils import timezone
 
 from ..conf import current, project_setting
 from ..core.ids import JobId
 from ..core.payload import storable
 from ..exceptions import InvalidArgument, WrongBrand
 from ..models.schedule import Schedule
-from ..models.times import aware
+from ..models.times import as_django, aware
 from .tasks import load_task
 from .tasks_api import Task
 
@@ -44,6 +43,8 @@ logger = logging.getLogger("echomq.jobs")
 
 ON_TIME = 60.0
 """A tick that is looked at later than this was missed."""
+AHEAD_MAX = dt.timedelta(minutes=10)
+"""Less than this, and the clocks of two database servers may differ."""
 MISSED_MAX = 100
 """Missed ticks that get a job at most: the newest."""
 STEPS_MAX = 10_000
@@ -164,13 +165,30 @@ def run_due(using: str, ours: Iterable[Entry], at: dt.datetime) -> float | None:
     for name, stored in rows.values_list("pk", "next_at"):
         if stored is None:
             continue
+        one = by_name[name]
         next_at: dt.datetime | None = aware(stored, None)
         if next_at is not None and next_at <= at:
-            next_at = _run_one(using, by_name[name], next_at, at)
+            next_at = _run_one(using, one, next_at, at)
+        elif next_at is not None and _is_ahead(one, next_at, at):
+            next_at = _put_back(using, one, next_at, at)
         if next_at is not None:
             wait = max(0.0, (next_at - at).total_seconds())
             soonest = wait if soonest is None else min(soonest, wait)
     return soonest
+
+
+def _is_ahead(one: Entry, next_at: dt.datetime, at: dt.datetime) -> bool:
+    """Tell whether only a clock that was far ahead can have said this."""
+    latest = one.after(at + AHEAD_MAX)
+    return latest is not None and next_at > latest
+
+
+def _put_back(using: str, one: Entry, seen: dt.datetime, at: dt.datetime) -> dt.datetime | None:
+    """Have a schedule that waits for a time that a wrong clock said go on from now."""
+    logger.warning("event=schedule_put_back schedule=%s next_at=%s", one.name, seen.isoformat())
+    here = {"cron": one.cron, "timezone": one.timezone, "next_at": as_django(seen)}
+    Schedule.objects.using(using).filter(pk=one.name, **here).update(next_at=_column(one, at))
+    return one.after(at)
 
 
 def _run_one(using: str, one: Entry, seen: dt.datetime, at: dt.datetime) -> dt.datetime | None:
@@ -178,7 +196,7 @@ def _run_one(using: str, one: Entry, seen: dt.datetime, at: dt.datetime) -> dt.d
     ticks = one.due(seen, at)
     next_at = one.after(max(ticks[-1], at))
     rows = Schedule.objects.using(using)
-    here = {"cron": one.cron, "timezone": one.timezone, "next_at": _django(seen)}
+    here = {"cron": one.cron, "timezone": one.timezone, "next_at": as_django(seen)}
     with transaction.atomic(using=using):
         mine = rows.filter(pk=one.name, **here)
         if connections[using].features.has_select_for_update_skip_locked:
@@ -187,7 +205,7 @@ def _run_one(using: str, one: Entry, seen: dt.datetime, at: dt.datetime) -> dt.d
                 return None
         # On SQLite this is the first statement, and the condition decides who is first.
         moved = rows.filter(pk=one.name, **here).update(
-            next_at=None if next_at is None else _django(next_at), last_at=_django(ticks[-1])
+            next_at=None if next_at is None else as_django(next_at), last_at=as_django(ticks[-1])
         )
         if not moved:
             return None
@@ -222,9 +240,4 @@ def _id(text: str) -> JobId | None:
 
 def _column(one: Entry, at: dt.datetime) -> dt.datetime | None:
     found = one.after(at)
-    return None if found is None else _django(found)
-
-
-def _django(value: dt.datetime) -> dt.datetime:
-    """Return an aware time as this project's models take it."""
-    return value if project_setting("USE_TZ", True) else timezone.make_naive(value)
+    return None if found is None else as_django(found)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
+
+from ..conf import project_setting
 
 
 class _Clock:
@@ -23,9 +26,27 @@ def now() -> dt.datetime:
     return dt.datetime.now(dt.UTC) + clock.ahead
 
 
+def database_now(using: str) -> dt.datetime:
+    """Return the time by the database's clock: one for all workers, wherever they run.
+
+    SQLite has none of its own; its processes share a machine.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return now()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()::text")
+        return aware(cursor.fetchone()[0], None) + clock.ahead
+
+
 def now_as_django() -> dt.datetime:
     """Return the time as the project has times: naive with `USE_TZ = False`."""
     return timezone.now() + clock.ahead
+
+
+def as_django(value: dt.datetime) -> dt.datetime:
+    """Return an aware time as this project has them: naive with `USE_TZ = False`."""
+    return value if project_setting("USE_TZ", True) else timezone.make_naive(value)
 
 
 def time_column(vendor: str, column: str) -> str:

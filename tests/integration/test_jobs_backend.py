@@ -179,9 +179,10 @@ class TestTasks:
         with pytest.raises(InvalidTask, match="sms"):
             jobtasks.add.using(queue_name="sms")
 
-    def test_queue_name_that_no_stream_can_have_is_refused(self) -> None:
+    @pytest.mark.parametrize("name", ["a queue", "mail.dead"])
+    def test_queue_name_whose_stream_could_not_be_is_refused(self, name: str) -> None:
         with pytest.raises(InvalidTask, match="queue name"):
-            jobtasks.add.using(queue_name="a queue")
+            jobtasks.add.using(queue_name=name)
 
     def test_options_of_the_backend_are_defaults_and_checked(self, settings: Any) -> None:
         backend = "echomq_app.jobs.backend.EchoMQBackend"

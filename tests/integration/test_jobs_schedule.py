@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from echomq_app import checks
 from echomq_app.exceptions import InvalidArgument
 from echomq_app.jobs import schedule
+from echomq_app.jobs.housekeeping import Housekeeper
 from echomq_app.jobs.schedule import Entry
-from echomq_app.models import Job, Schedule
+from echomq_app.models import Job, Schedule, times
+from tests import jobtasks
 from tests.databases import concurrently, session
 from tests.integration.jobs import USING, finished, running_worker
 from tests.wait import wait_until
@@ -143,6 +146,43 @@ class TestMissed:
         schedule.run_due(USING, ours, NOON + dt.timedelta(hours=3))
         assert Job.objects.count() == jobs
         assert row().next_at == dt.datetime(2026, 3, 11, 13, tzinfo=dt.UTC)
+
+
+class TestWrongClocks:
+    def test_a_schedule_that_a_wrong_clock_sent_far_ahead_goes_on(self) -> None:
+        ours = [made()]
+        schedule.sync(USING, ours, NOON)
+        schedule.run_due(USING, ours, NOON + dt.timedelta(days=2_000))
+        assert row().next_at == NOON.replace(second=0) + MINUTE + dt.timedelta(days=2_000)
+        assert schedule.run_due(USING, ours, NOON) == 30.0
+        assert row().next_at == NOON.replace(second=0) + MINUTE
+        schedule.run_due(USING, ours, NOON + MINUTE)
+        assert Job.objects.count() == 2
+
+    def test_a_clock_that_is_a_little_behind_runs_no_tick_twice(self) -> None:
+        ours = [made()]
+        schedule.sync(USING, ours, NOON)
+        schedule.run_due(USING, ours, NOON + MINUTE)
+        schedule.run_due(USING, ours, NOON - 8 * MINUTE)
+        schedule.run_due(USING, ours, NOON + MINUTE)
+        assert Job.objects.count() == 1
+
+    @pytest.mark.postgres
+    def test_workers_go_by_the_clock_of_the_database(
+        self, monkeypatch: pytest.MonkeyPatch, settings: Settings
+    ) -> None:
+        ahead = dt.timedelta(days=1)
+        monkeypatch.setattr(times, "now", lambda: dt.datetime.now(dt.UTC) + ahead)
+        monkeypatch.setattr(timezone, "now", times.now)
+        assert times.database_now(USING) < times.now() - ahead / 2
+        jobtasks.noop.using(run_after=times.now() + dt.timedelta(hours=1)).enqueue(1)
+        housekeeper = Housekeeper(USING, ["default"], interval=5, patience=30, on_ready=bool)
+        assert housekeeper._promote() == 5
+        said = {"report": {"task": "tests.jobtasks.add", "cron": "* * * * *"}}
+        settings.ECHOMQ = {"SCHEDULE": said}
+        housekeeper._tick()
+        next_at = row().next_at
+        assert next_at is not None and next_at < dt.datetime.now(dt.UTC) + 2 * MINUTE
 
 
 class TestSettings:
