@@ -23,9 +23,11 @@ from echomq_app.jobs import control
 from echomq_app.jobs.backend import EchoMQBackend
 from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.jobs.claims import ClaimedJob, Claims
+from echomq_app.jobs.connections import service_connection
 from echomq_app.jobs.housekeeping import SHORTEST, Housekeeper
 from echomq_app.jobs.lease import Lease
 from echomq_app.jobs.tasks_api import TaskResultStatus, task_finished, task_started
+from echomq_app.jobs.wakeup import Wakeup
 from echomq_app.jobs.worker_options import WorkerOptions
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.models.job import KIND_MAX
@@ -566,6 +568,23 @@ def _admin() -> Any:
     other = connections["default"].copy()
     other.settings_dict = {**other.settings_dict, "NAME": "postgres", "OPTIONS": {}}
     return other
+
+
+def test_pauses_after_failures_grow_and_begin_anew_after_a_success() -> None:
+    pauses: list[float] = []
+
+    class Counting(Wakeup):
+        def pause(self, seconds: float) -> None:
+            pauses.append(seconds)
+
+    def fail() -> str:
+        raise OperationalError("no database")
+
+    service = service_connection(USING, "test", Counting(), patience=30, longest_pause=0.3)
+    with service as persistent:
+        for call in (*[fail] * 5, lambda: "well", fail):
+            persistent.attempt("work", call, default="")
+    assert pauses == [0.05, 0.1, 0.2, 0.3, 0.3, 0.05]
 
 
 def test_no_thread_is_left() -> None:
