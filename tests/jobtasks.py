@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import transaction
 from django.utils import translation
 
@@ -274,6 +276,16 @@ def query() -> int:
 @task
 async def aquery() -> int:
     return await Job.objects.acount()
+
+
+_meeting = threading.Barrier(2)
+
+
+@task
+@job_options(max_attempts=1)
+async def meet_in_a_thread() -> None:
+    """Wait in a thread for another such job that does the same."""
+    await sync_to_async(_meeting.wait)(10)
 
 
 @task(takes_context=True)

@@ -63,6 +63,11 @@ class TestHandlers:
         assert jobtasks.echo.get_result(nothing.id).return_value is None
         assert history(sync.id) == history(async_.id) == ["enqueued", "started", "completed"]
 
+    def test_what_async_handlers_do_in_threads_goes_on_side_by_side(self) -> None:
+        ids = [jobtasks.meet_in_a_thread.enqueue().id for _ in range(2)]
+        with running_worker():
+            assert [finished(id).state for id in ids] == ["completed"] * 2
+
     def test_failure_is_retried_until_max_attempts(self, trace: str) -> None:
         fails, succeeds = jobtasks.fail.enqueue(), jobtasks.fail_until.enqueue(3, trace)
         drain()
