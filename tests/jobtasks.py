@@ -249,6 +249,7 @@ def environment(name: str) -> str | None:
 
 
 @task
+@job_options(max_attempts=1)
 def leave_a_transaction_open() -> None:
     """Leave an `atomic()` as somebody does who forgets its end."""
     transaction.atomic().__enter__()

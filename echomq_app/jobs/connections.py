@@ -72,17 +72,21 @@ def read_committed(using: str) -> AbstractContextManager[Any]:
     return nullcontext() if plain else transaction.atomic(using=using)
 
 
-def drop_open_transactions() -> list[str]:
-    """Close this thread's connections that are still in an `atomic()`; return their aliases.
+def open_transactions() -> list[str]:
+    """Return the aliases of this thread's connections that are in an `atomic()`."""
+    every = connections.all(initialized_only=True)
+    return [connection.alias for connection in every if connection.in_atomic_block]
+
+
+def drop_open_transactions() -> None:
+    """Close this thread's connections that are still in an `atomic()`.
 
     Django closes none there. Whoever used the thread next would work in that transaction, and
     nobody would commit it.
     """
-    left = [one for one in connections.all(initialized_only=True) if one.in_atomic_block]
-    for connection in left:
-        connection.close()
-        del connections[connection.alias]  # this one stays in its transaction for good
-    return [connection.alias for connection in left]
+    for alias in open_transactions():
+        connections[alias].close()
+        del connections[alias]  # this one stays in its transaction for good
 
 
 class Persistent:

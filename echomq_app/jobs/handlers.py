@@ -15,18 +15,20 @@ import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections
+from django.db.transaction import TransactionManagementError
 
 from ..conf import current
 from ..core.payload import encode
 from ..exceptions import InvalidPayload, JobCancelled
 from ..models.job import KIND_MAX
 from ..models.times import as_django, now
-from .connections import drop_open_transactions
+from .connections import drop_open_transactions, open_transactions
 from .context import JobContext, Report
 from .outcomes import REASON_MAX, Ending, Outcome, error_record, storable_text
 from .results import JobResult, error_of, result_of_claim
@@ -87,12 +89,22 @@ def run_sync(call: Call) -> Outcome | None:
     if time.monotonic() - getattr(_thread, "closed_at", 0.0) > _JUST_NOW:
         close_old_connections()  # else that was done just now, after the last handler
     try:
-        return run_here(call, call.task.func)
+        return run_here(call, partial(_whole, call.task.func))
     finally:
         close_old_connections()
-        if left := drop_open_transactions():
-            logger.error("event=transaction_left_open job=%s using=%s", call.job.claimed.id, left)
+        drop_open_transactions()
         _thread.closed_at = time.monotonic()
+
+
+def _whole(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the handler; what it wrote and didn't commit is no success."""
+    value = function(*args, **kwargs)
+    if left := open_transactions():
+        raise TransactionManagementError(
+            f"The handler returned within a transaction of {', '.join(left)}: what it wrote there "
+            "was rolled back. End each transaction.atomic(), best by `with`."
+        )
+    return value
 
 
 def run_here(call: Call, function: Callable[..., Any]) -> Outcome | None:
