@@ -16,14 +16,14 @@ from django.utils import timezone
 
 from echomq_app.core.ids import JobId, new_job_id
 from echomq_app.exceptions import InvalidArgument, InvalidPayload, UnknownJob, WrongBrand
-from echomq_app.jobs import control, housekeeping
+from echomq_app.jobs import cancelling, control, housekeeping
 from echomq_app.jobs.housekeeping import sweep
 from echomq_app.jobs.outcomes import Ending, error_record
 from echomq_app.jobs.transitions import settle
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.models.times import now
 from tests import jobtasks
-from tests.databases import end
+from tests.databases import concurrently, end
 from tests.integration.jobs import USING, claim, hearing, history, outcome, records, register
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -191,6 +191,37 @@ class TestRaces:
         sweep(USING)
         assert not CancelRequest.objects.exists()
         assert Job.objects.get(pk=id).state == "completed"
+
+    @pytest.mark.postgres
+    @pytest.mark.parametrize(
+        ("ending", "answer", "last"),
+        [
+            (Ending.RETURNED, "finished", "completed"),
+            (Ending.HANDED_BACK, "cancelled", "cancelled"),
+        ],
+    )
+    def test_a_job_that_ends_while_it_is_being_asked(
+        self,
+        worker: Worker,
+        monkeypatch: pytest.MonkeyPatch,
+        ending: Ending,
+        answer: str,
+        last: str,
+    ) -> None:
+        """After the first look, and before the request is written."""
+        id = jobtasks.add.enqueue(1, 2).id
+        (claimed,) = claim(worker)
+        insert = cancelling._insert_request
+
+        def late(*request: Any) -> bool:
+            concurrently(lambda: settle(USING, [outcome(claimed, ending)]))
+            return insert(*request)
+
+        monkeypatch.setattr(cancelling, "_insert_request", late)
+        assert control.cancel(id, "late") == answer
+        assert history(id)[-1] == last and "cancel_requested" not in history(id)
+        assert Job.objects.get(pk=id).state == last
+        assert not CancelRequest.objects.exists()
 
     @pytest.mark.postgres
     def test_row_that_somebody_holds_is_not_waited_for(
