@@ -323,11 +323,11 @@ class Log:
         """
         refuse_transaction(self.using, "tail", "Call it after the commit, or use read().")
 
-        def read(at: Cursor) -> tuple[Page, bool]:
-            return self._page(at, with_pending=True, **filters)
+        def read(at: Cursor, with_pending: bool) -> tuple[Page, bool]:
+            return self._page(at, with_pending=with_pending, **filters)
 
         try:
-            read(cursor)
+            read(cursor, False)
         except UnknownStream as unknown:
             start, token, well_formed = requested_cursor(cursor)
             from_beginning = well_formed and not start and token is None

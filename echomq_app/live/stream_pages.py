@@ -81,7 +81,14 @@ class StreamPages:
         items = page.at(before)
         return items[0].tail if items and items[0].position == before else ""
 
-    def read(self, cursor: int, only: Filter = EVERYTHING, limit: int = 0) -> paging.Snapshot[Item]:
+    def read(
+        self,
+        cursor: int,
+        only: Filter = EVERYTHING,
+        limit: int = 0,
+        *,
+        with_pending: bool = False,
+    ) -> paging.Snapshot[Item]:
         """In a thread: read a page as it is stored, of the size that suits the stream."""
         limit = limit or self._size
         return paging.read_stored_page(
@@ -93,7 +100,7 @@ class StreamPages:
             window=max(current().FILTER_WINDOW, limit),
             types=only.types,
             key=only.key,
-            with_pending=not only,
+            with_pending=with_pending,
         )
 
     def fit(self, items: list[Item]) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -22,12 +23,15 @@ from django.db import Error
 from .. import engine
 from ..conf import current
 from ..core.names import stream_wake_group
+from ..core.pace import Pace
 from ..core.retry import full_jitter
 from ..core.tokens import parse, verify
 from ..exceptions import CursorInvalid, UnknownStream
+from ..following import OUTBOX_SHARE
 from ..models import appending, paging
 from ..models.transactions import written
 from ..stream import Stream
+from .items import Item
 from .life import Life
 from .pages import Pages
 from .stream_pages import StreamPages
@@ -71,6 +75,7 @@ class StreamTail:
         self._seen = 0
         self._openers = 0
         self._failures = 0
+        self._outbox = Pace(OUTBOX_SHARE)
         self._waiter: engine.WakeWaiter | None = None
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._done)
@@ -156,8 +161,7 @@ class StreamTail:
         if life is None:
             await self._begin_anew()
             return True, False
-        read = partial(self.pages.read, life.head)
-        snapshot = await self._database(read, urgent=True)
+        snapshot = await self._database(partial(self._read, life.head), urgent=True)
         items = snapshot.records
         broken = verify(snapshot.place, life.token)
         if broken is not None:
@@ -194,10 +198,20 @@ class StreamTail:
         head_tail = token.tail if token else ""
         return Life(info.epoch, info.first_position, info.write_cursor, head_tail)
 
+    def _read(self, head: int) -> paging.Snapshot[Item]:
+        """In a thread: read what is new, and now and then whether more waits in the outbox."""
+        look, begun = self._outbox.due(), time.monotonic()
+        snapshot = self.pages.read(head, with_pending=look)
+        if look:
+            self._outbox.took(time.monotonic() - begun, least=current().POLL_INTERVAL / 2)
+        return snapshot
+
     def _relay(self) -> bool:
         """In a thread: move what waits in the outbox; tell whether anything moved."""
         moved: list[int | None] = []
         written(lambda: moved.append(Stream(self.name, using=self.using).relay()))
+        if any(moved):
+            self._outbox.soon()
         return any(moved)
 
     def poke(self) -> None:

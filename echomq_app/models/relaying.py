@@ -15,12 +15,15 @@ from django.db.models.functions import Length
 
 from ..core.floor import Floor
 from ..core.ids import JobId
+from ..core.pace import Pace
 from .stream import Outbox
 from .transactions import as_statement, naming_isolation
 
 FRONT_INTERVAL = 10.0
 """Seconds after which it looks from the front again: rows that others wrote, without the order
 that the floor relies on, come late then but aren't lost."""
+FRONT_SHARE = 0.02
+"""Of the time, at most: the front is what gets slow."""
 
 KEYS = 40
 """Jobs that share a row of the outbox, at most: the row stays below 2 kB, above which PostgreSQL
@@ -46,7 +49,7 @@ class Relay:
         self._using = using
         self._clock = clock
         self._floor = Floor()
-        self._from_front = clock()
+        self._front = Pace(FRONT_SHARE, clock=clock)
 
     @property
     def floor(self) -> int:
@@ -61,14 +64,16 @@ class Relay:
         connection = connections[self._using]
         if connection.vendor == "sqlite":
             return 0  # there is no outbox
-        if self._clock() - self._from_front >= FRONT_INTERVAL:
+        from_front, begun = self._front.due(), self._clock()
+        if from_front:
             self._floor = Floor()
-            self._from_front = self._clock()
 
         def call() -> int | None:
             with naming_isolation(self.stream), connection.cursor() as cursor:
                 cursor.execute(_RELAY, (self.stream, at_most, self._floor.value))
                 moved, last, transaction, oldest = cursor.fetchone()
+            if from_front:
+                self._front.took(self._clock() - begun, least=FRONT_INTERVAL)
             if moved is not None:
                 self._floor.took(last, transaction, oldest)
             return None if moved is None else int(moved)

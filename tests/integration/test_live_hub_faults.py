@@ -176,7 +176,7 @@ async def test_what_is_new_is_read_before_what_is_old(monkeypatch: pytest.Monkey
     read, order, busy = paging.read_stored_page, [], threading.Event()
 
     def noting(*args: Any, **options: Any) -> Any:
-        order.append("live" if options["with_pending"] else "page")
+        order.append("page" if options["types"] else "live")
         busy.wait(30)
         return read(*args, **options)
 

@@ -15,7 +15,7 @@ from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.jobs.transitions import settle
 from echomq_app.models import Outbox, Record
 from echomq_app.models.job import TASK_PATH_MAX
-from echomq_app.models.relaying import FRONT_INTERVAL, KEYS, Relay, count_waiting
+from echomq_app.models.relaying import FRONT_INTERVAL, FRONT_SHARE, KEYS, Relay, count_waiting
 from echomq_app.stream import Stream
 from tests import jobtasks
 from tests.databases import session
@@ -89,6 +89,15 @@ def test_a_relay_that_finds_the_stream_held_learns_nothing() -> None:
     assert relay.move(10) == 1 and moved() == ["x", "y"]
 
 
+def insert_below(last: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO echomq_outbox (id, stream, record, xact) OVERRIDING SYSTEM VALUE"
+            ' VALUES (%s, %s, \'{"data": "low"}\', NULL)',
+            (last - 3, STREAM),
+        )
+
+
 def test_a_row_below_the_floor_is_found_from_the_front() -> None:
     """As after a restore: the numbers begin anew."""
     now = [0.0]
@@ -96,14 +105,31 @@ def test_a_row_below_the_floor_is_found_from_the_front() -> None:
     for _ in range(4):
         last = insert("x")
         relay.move(10)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO echomq_outbox (id, stream, record, xact) OVERRIDING SYSTEM VALUE"
-            ' VALUES (%s, %s, \'{"data": "low"}\', NULL)',
-            (last - 3, STREAM),
-        )
+    insert_below(last)
     assert relay.move(10) == 0
     now[0] += FRONT_INTERVAL
+    assert relay.move(10) == 1 and moved()[-1] == "low"
+
+
+def test_a_front_that_is_slow_is_looked_at_more_seldom() -> None:
+    now, passes = [0.0], [1.0]
+
+    def clock() -> float:
+        now[0] += passes[0]
+        return now[0]
+
+    relay = Relay(USING, STREAM, clock=clock)
+    insert("x")
+    relay.move(10)  # takes a second
+    passes[0] = 0.0
+    ended = now[0]
+    for _ in range(4):
+        last = insert("x")
+        relay.move(10)
+    insert_below(last)
+    now[0] = ended + 0.99 / FRONT_SHARE
+    assert relay.move(10) == 0
+    now[0] = ended + 1.0 / FRONT_SHARE
     assert relay.move(10) == 1 and moved()[-1] == "low"
 
 
