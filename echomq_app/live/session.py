@@ -151,7 +151,10 @@ class Session:
                 if who is self._identity:
                     break  # else it has become somebody else's meanwhile
             if not may:
-                self._refuse(sub, subscription, identity)
+                if await self._is_over(identity):
+                    self._log_out()
+                else:
+                    self._refuse(sub, subscription, identity)
                 return
             self._subscriptions[sub] = subscription
             self._writer.tell(await subscription.open())
@@ -205,8 +208,7 @@ class Session:
             at_once = False
             user = await identity.reload()
             if user is None:
-                over = "The session or the token is over: log in, or get a new token."
-                self._end(Close.UNAUTHENTICATED, "unauthenticated", over)
+                self._log_out()
                 return
             identity = dataclasses.replace(identity, user=user)
             for sub, subscription in list(self._subscriptions.items()):
@@ -216,12 +218,24 @@ class Session:
     async def _ask_again(self, identity: Identity, sub: int, subscription: Subscription) -> None:
         may = await self._socket.may(identity, subscription.action, subscription.target)
         same = may and subscription.mask_key == await self._mask_key(identity, subscription)
+        over = not may and await self._is_over(identity)
         if self._subscriptions.get(sub) is not subscription:
             return  # it ended meanwhile, and the number may be another's
-        if not may:
+        if over:
+            self._log_out()
+        elif not may:
             self._refuse(sub, subscription, identity)
         elif not same:
             self._lose(sub, "failed", "This user sees something else now; subscribe again.")
+
+    @staticmethod
+    async def _is_over(identity: Identity) -> bool:
+        """Tell whether that is why it may not: whose session is over may do nothing."""
+        return identity.authenticated and await identity.reload() is None
+
+    def _log_out(self) -> None:
+        over = "The session or the token is over: log in, or get a new token."
+        self._end(Close.UNAUTHENTICATED, "unauthenticated", over)
 
     async def _mask_key(self, identity: Identity, subscription: Subscription) -> Hashable:
         if subscription.action != "stream.read":

@@ -142,6 +142,26 @@ async def test_logged_out_by_another_process(user: Any) -> None:
         assert await page.closed() == 4401
 
 
+@pytest.mark.parametrize("asked", [1, 2], ids=["at the subscription", "later"])
+async def test_logged_out_while_it_is_asked_what_the_user_may(user: Any, asked: int) -> None:
+    request = await sync_to_async(session_of)(user)
+    left = [asked]
+
+    class LoggingOut(EchoConsumer):
+        async def may(self, *question: Any) -> bool:
+            left[0] -= 1
+            if not left[0]:
+                await sync_to_async(request.session.delete)()
+            return await super().may(*question)
+
+    async with opened(OURS | cookie(request), LoggingOut) as (page, _):
+        await page.send({"type": "subscribe", "sub": 1, "stream": "orders"})
+        if asked == 2:
+            await page.expect("subscribed")
+        await page.expect("error", code="unauthenticated", sub=None)
+        assert await page.closed() == 4401
+
+
 async def test_a_token_that_expires_while_connected(user: Any) -> None:
     async with opened({"Host": "shop.example"}) as (page, _):
         await page.send({"type": "auth", "token": make_token(user, max_age=1.5)})
