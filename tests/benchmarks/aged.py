@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -159,6 +160,7 @@ def _among_finished(connection: Connection, number: int) -> dict[str, Any]:
         "claim_while_pruning_ms": _figures(beside),
         "worker_start_s": round(start, 2),
         "worker_start_in_an_empty_table_s": round(empty, 2),
+        "of_which_django_s": round(median(_set_up() for _ in range(3)), 2),
         "pruned": pruned[0],
         "prune_s": round(time.monotonic() - begun, 1),
     }
@@ -191,6 +193,13 @@ def _copies(connection: Connection, number: int) -> None:
     )
     connection.execute("DELETE FROM echomq_job WHERE state = 'ready'")
     connection.execute("VACUUM ANALYZE echomq_job")
+
+
+def _set_up() -> float:
+    """Return the seconds that a process needs which only sets up Django."""
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import django; django.setup()"], cwd=ROOT, check=True)
+    return time.monotonic() - begun
 
 
 def _start(connection: Connection) -> float:
