@@ -13,6 +13,7 @@ from echomq_app.jobs import control
 from echomq_app.jobs.outcomes import Ending
 from echomq_app.jobs.running import Asked, RunningJob
 from echomq_app.jobs.transitions import settle
+from echomq_app.jobs.worker import Worker
 from echomq_app.models import Job
 from tests import jobtasks
 from tests.integration.jobs import (
@@ -67,15 +68,21 @@ def test_a_shutdown_is_told_to_the_handler_and_cancels_nothing(tmp_path: Path) -
     assert (row.state, row.cancel_kind) == ("ready", "")
 
 
+def cancelled_while_it_stops(worker: Worker, trace: Path) -> Any:
+    """Cancel a job whose handler holds on though it has heard of the shutdown; return it."""
+    job = jobtasks.holds_on.enqueue(str(trace))
+    wait_until(trace.exists)
+    worker.stop()
+    wait_until(lambda: "seen" in trace.read_text())
+    assert control.cancel(job.id, "enough") == "requested"
+    return job
+
+
 def test_a_cancel_while_the_worker_stops(tmp_path: Path) -> None:
     """The handler has heard of the shutdown before: what is written says who wanted its end."""
     trace = tmp_path / "trace"
     with running_worker(grace=20.0, concurrency=1) as worker:
-        job = jobtasks.holds_on.enqueue(str(trace))
-        wait_until(trace.exists)
-        worker.stop()
-        wait_until(lambda: "seen" in trace.read_text())
-        assert control.cancel(job.id, "enough") == "requested"
+        job = cancelled_while_it_stops(worker, trace)
         (tmp_path / "trace.go").touch()
         row = finished(job.id)
     assert (row.state, row.attempt, row.cancel_reason, row.cancel_kind) == (
@@ -89,11 +96,7 @@ def test_a_cancel_while_the_worker_stops_of_a_job_that_it_hands_back(tmp_path: P
     """It may still run there, so it isn't cancelled; and it is never begun again."""
     trace = tmp_path / "trace"
     with running_worker(grace=1.0, concurrency=1) as worker:
-        job = jobtasks.holds_on.enqueue(str(trace))
-        wait_until(trace.exists)
-        worker.stop()
-        wait_until(lambda: "seen" in trace.read_text())
-        assert control.cancel(job.id, "enough") == "requested"
+        job = cancelled_while_it_stops(worker, trace)
         wait_until(lambda: Job.objects.get(pk=job.id).state == "ready")
     (tmp_path / "trace.go").touch()
     with running_worker():
