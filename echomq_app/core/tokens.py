@@ -15,6 +15,9 @@ import msgspec
 
 from ..exceptions import CursorExpired, CursorInvalid
 
+NO_EPOCH = "0" * 16
+"""In the token of a stream that didn't exist yet: all its records follow, whoever creates it."""
+
 _TOKEN = re.compile(r"([0-9a-f]{16}):(0|[1-9][0-9]{0,12}):([0-9a-f]{8})?\Z")
 
 
@@ -27,6 +30,11 @@ class ResumeToken(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.epoch}:{self.cursor}:{self.tail}"
+
+    @property
+    def precedes_stream(self) -> bool:
+        """Whether the stream didn't exist when this token was made."""
+        return self.epoch == NO_EPOCH and self.cursor == 0
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +80,7 @@ def verify(
     cursor, token, well_formed = requested_cursor(requested)
     if not well_formed:
         return _invalid(place, "malformed", requested)
-    if token is not None and token.epoch != place.epoch:
+    if token is not None and token.epoch != place.epoch and not token.precedes_stream:
         return _invalid(place, "epoch", requested)
     if cursor is None:
         return None

@@ -19,6 +19,7 @@ __all__ = [
     "flush",
     "has_broker",
     "joined",
+    "link_is_good",
     "notify",
     "remove_sink",
     "send",
@@ -31,6 +32,7 @@ add_sink = _engine.add_sink
 flush = _engine.flush
 has_broker = _engine.has_broker
 joined = _engine.joined
+link_is_good = _engine.link_is_good
 notify = _engine.notify
 remove_sink = _engine.remove_sink
 send = _engine.send

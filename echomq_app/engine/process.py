@@ -170,6 +170,11 @@ class Engine:
         """Tell whether messages leave the process, by the layer CHANNEL_LAYER (see `reach`)."""
         return reach.crosses_processes(self._layer())
 
+    def link_is_good(self) -> bool:
+        """Tell whether the broker's wake-ups come in, as far as the last probe tells."""
+        listener = self._listener
+        return listener is not None and listener.link_is_good
+
     # On the way.
 
     def _send_here(self, layer: Any, group: str, message: dict[str, Any]) -> int:

@@ -19,6 +19,7 @@ from django.db import router
 from ..core.names import check_stream_name
 from ..core.records import check_filter
 from ..models import Record
+from .heads import Heads
 from .items import Filter, Mask
 from .pages import Pages
 from .reader import Batch, Expired, Opened, Reader
@@ -35,6 +36,7 @@ class Hub:
 
     def __init__(self) -> None:
         self._tails: dict[tuple[str, str], StreamTail] = {}
+        self._heads: dict[str, Heads] = {}
         self._pages = Pages()
         self._threads = DatabaseThreads()
 
@@ -51,8 +53,9 @@ class Hub:
     ) -> Reader:
         """Return a reader at `place`: a resume token, a cursor, `first`, or `head` (`None`).
 
-        Creates the stream if there is none. A place that is none any more isn't an error:
-        the reader's first `take` says so, with `Expired`. `wake` is called in this loop
+        A stream that doesn't exist is followed until it does, from its first record on; reading
+        never creates it. A place that is no longer valid isn't an error: the reader's first
+        `take` says so, with `Expired`. `wake` is called in this loop
         when there may be something to take. Raises `InvalidName`, and `InvalidPayload` for a
         filter that no record can match; waits while the database is away.
         """
@@ -78,7 +81,8 @@ class Hub:
     def _tail(self, name: str, using: str) -> StreamTail:
         tail = self._tails.get((name, using))
         if tail is None:
-            tail = StreamTail(name, using, self._threads, self._pages, self._ended)
+            heads = self._heads.setdefault(using, Heads(using, self._threads))
+            tail = StreamTail(name, using, self._threads, heads, self._pages, self._ended)
             self._tails[name, using] = tail
         return tail
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..core.records import token_of
 from ..core.ring import RingBuffer
+from ..core.tokens import NO_EPOCH
 from .items import Item
 
 RING_RECORDS = 5_000
@@ -11,7 +12,10 @@ RING_BYTES = 8_000_000
 
 
 class Life:
-    """Ends when the stream is deleted and made anew, restored, or its history replaced."""
+    """Ends when the stream is deleted and made anew, restored, or its history replaced.
+
+    A stream that doesn't exist has one too, without a record: it ends when the stream is created.
+    """
 
     __slots__ = ("ended", "epoch", "first", "head_tail", "ring", "ring_bytes")
 
@@ -23,6 +27,16 @@ class Life:
         self.head_tail = head_tail
         self.ring: RingBuffer[Item] = RingBuffer(RING_RECORDS, start=head)
         self.ring_bytes = 0
+
+    @classmethod
+    def before_stream(cls) -> Life:
+        """Return that of a stream which doesn't exist."""
+        return cls(NO_EPOCH, 0, 0, "")
+
+    @property
+    def precedes_stream(self) -> bool:
+        """Whether the stream doesn't exist."""
+        return self.epoch == NO_EPOCH
 
     @property
     def head(self) -> int:

@@ -149,8 +149,9 @@ class Reader:
         if life is not self._life:
             if life is None:
                 return None
-            reason, self._life, self._waits = self._life.ended, life, False
-            return self._expired(reason, self._sent)
+            before, self._life, self._waits = self._life, life, False
+            if not before.precedes_stream:  # else all that there is follows from its place
+                return self._expired(before.ended, self._sent)
         return self._fill(most, most_bytes)
 
     def close(self) -> None:

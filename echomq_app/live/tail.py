@@ -1,9 +1,10 @@
 """One stream as this process follows it: its newest records, in memory, for all readers.
 
-One task reads what is new, woken by the channel layer and by polling, and puts it into a
-ring. What has left the ring comes from the database, by page (`stream_pages.py`). When the
-stream begins another life (deleted and made anew, restored, its history replaced), so
-does the tail: `life` changes, and with it every cursor and page is void.
+One task reads what is new, woken by the channel layer and by the poll of all streams
+(`heads.py`), and puts it into a ring. What has left the ring comes from the database, by page
+(`stream_pages.py`). When the stream begins another life (created, deleted and recreated,
+restored, its history replaced), so does the tail: `life` changes, and with it every cursor and
+page is void.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import Error
 
@@ -25,12 +26,14 @@ from ..conf import current
 from ..core.names import stream_wake_group
 from ..core.pace import Pace
 from ..core.retry import full_jitter
-from ..core.tokens import parse, verify
+from ..core.tokens import verify
 from ..exceptions import CursorInvalid, UnknownStream
 from ..following import OUTBOX_SHARE
-from ..models import appending, paging
+from ..models import paging
+from ..models.heads import Head
 from ..models.transactions import written
 from ..stream import Stream
+from .heads import Heads
 from .items import Item
 from .life import Life
 from .pages import Pages
@@ -56,6 +59,7 @@ class StreamTail:
         name: str,
         using: str,
         threads: DatabaseThreads,
+        heads: Heads,
         pages: Pages,
         ended: Callable[[StreamTail], None],
     ) -> None:
@@ -68,6 +72,7 @@ class StreamTail:
         self.pages = StreamPages(self, pages, threads)
         self._kept = pages
         self._threads = threads
+        self._heads = heads
         self._ended = ended
         self._asked: list[asyncio.Future[Life]] = []
         self._promised: list[tuple[int, asyncio.Future[Life]]] = []
@@ -76,7 +81,11 @@ class StreamTail:
         self._openers = 0
         self._failures = 0
         self._outbox = Pace(OUTBOX_SHARE)
-        self._waiter: engine.WakeWaiter | None = None
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._group = stream_wake_group(name)
+        engine.add_sink(self, (self._group,))
+        heads.follow(self)
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._done)
 
@@ -110,30 +119,68 @@ class StreamTail:
         self.readers.discard(reader)
         self._end_if_alone()
 
+    # For those who have news
+
+    def deliver(self, message: Mapping[str, Any]) -> None:
+        """Take a wake-up, from any thread."""
+        self._call(self._check if message.get("joined") else self.poke)
+
+    def gap(self, reason: str) -> None:
+        """Hear, in any thread, that a wake-up may have been missed."""
+        self._call(self._check)
+
+    def saw(self, head: Head) -> None:
+        """Compare where the stream stands with what is known of it."""
+        life = self.life
+        if life is None:
+            return  # it is about to look itself
+        if self._is_as_known(life, head):
+            life.first = max(life.first, head.first_position)
+        else:
+            self.poke()
+
+    @staticmethod
+    def _is_as_known(life: Life, head: Head) -> bool:
+        if head.pending:
+            return False
+        if not head.epoch:
+            return life.precedes_stream
+        same = (head.epoch, head.write_cursor) == (life.epoch, life.head)
+        return same and head.tail in ("", life.head_tail)
+
+    def poke(self) -> None:
+        """Look now whether there is something new."""
+        self._news.set()
+
+    def _check(self) -> None:
+        self._heads.check(self.name)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            self._loop.call_soon_threadsafe(call)
+
     # Parts
 
     async def _run(self) -> None:
-        with engine.waiter(stream_wake_group(self.name)) as waiter:
-            self._waiter = waiter
-            while True:
-                waiter.clear()
-                asked, self._asked = self._asked, []
-                try:
-                    came, more = await self._step()
-                except BaseException:
-                    self._asked = asked + self._asked
-                    if not await self._may_go_on():
-                        raise
-                    continue
-                self._failures = 0
-                self._promised += [(self._seen, future) for future in asked]
-                self._tell_who_asked()
-                if came:
-                    for reader in tuple(self.readers):
-                        reader.wake()
-                    await asyncio.sleep(0 if more else PACE)
-                if not more:
-                    await waiter.wait_async(current().POLL_INTERVAL)
+        while True:
+            self._news.clear()
+            asked, self._asked = self._asked, []
+            try:
+                came, more = await self._step()
+            except BaseException:
+                self._asked = asked + self._asked
+                if not await self._may_go_on():
+                    raise
+                continue
+            self._failures = 0
+            self._promised += [(self._seen, future) for future in asked]
+            self._tell_who_asked()
+            if came:
+                for reader in tuple(self.readers):
+                    reader.wake()
+                await asyncio.sleep(0 if more else PACE)
+            if not more:
+                await self._news.wait()
 
     def _tell_who_asked(self) -> None:
         waiting, self._promised = self._promised, []
@@ -158,9 +205,8 @@ class StreamTail:
     async def _step(self) -> tuple[bool, bool]:
         """Read what is new; return whether something came, and whether there is more."""
         life = self.life
-        if life is None:
-            await self._begin_anew()
-            return True, False
+        if life is None or life.precedes_stream:
+            return await self._begin_anew()
         snapshot = await self._database(partial(self._read, life.head), urgent=True)
         items = snapshot.records
         broken = verify(snapshot.place, life.token)
@@ -168,8 +214,7 @@ class StreamTail:
             logger.warning("event=tail_broken stream=%s error=%s", self.name, broken)
             life.ended = broken.reason if isinstance(broken, CursorInvalid) else "trimmed"
             self._kept.forget(life)
-            await self._begin_anew()
-            return True, False
+            return await self._begin_anew()
         life.first, self._seen = snapshot.place.first_position, snapshot.place.write_cursor
         if not items:
             return False, snapshot.pending and await self._database(self._relay)
@@ -180,23 +225,27 @@ class StreamTail:
     async def _database(self, call: Callable[[], T], *, urgent: bool = False) -> T:
         return await self._threads.run(self.using, call, urgent=urgent)
 
-    async def _begin_anew(self) -> None:
-        self.life = await self._database(self._begin, urgent=True)
+    async def _begin_anew(self) -> tuple[bool, bool]:
+        """Take up the life that the stream has now; see `_step`."""
+        head = await self._heads.ask(self.name, with_pending=self._outbox.due())
+        old = self.life
         self._seen = 0  # it begins at the head, and heads of another life say nothing
         self._promised = [(0, future) for _, future in self._promised]
-
-    def _begin(self) -> Life:
-        """In a thread: begin at the head. Who asks for a stream first creates it."""
-        try:
-            info = paging.read_info(self.using, self.name)
-        except UnknownStream:
-            never_seen = self.life is None
-            if not (never_seen and written(partial(appending.ensure, self.using, self.name))):
-                raise
-            info = paging.read_info(self.using, self.name)
-        token = parse(info.token)
-        head_tail = token.tail if token else ""
-        return Life(info.epoch, info.first_position, info.write_cursor, head_tail)
+        if not head.epoch:
+            if head.pending:  # the stream comes into being with what waits
+                return False, await self._database(self._relay)
+            if old is None:
+                self.life = Life.before_stream()
+            elif not old.precedes_stream:
+                raise UnknownStream(self.name)
+            return old is None, False
+        if old is None or not old.precedes_stream:
+            self.life = Life(head.epoch, head.first_position, head.write_cursor, head.tail)
+            return True, False
+        # Whoever waited for the stream has seen none of it, so it is read from its beginning.
+        self.life = Life(head.epoch, head.first_position, 0, "")
+        self._seen = head.write_cursor
+        return True, True
 
     def _read(self, head: int) -> paging.Snapshot[Item]:
         """In a thread: read what is new, and now and then whether more waits in the outbox."""
@@ -214,15 +263,15 @@ class StreamTail:
             self._outbox.soon()
         return any(moved)
 
-    def poke(self) -> None:
-        """Look now whether there is something new."""
-        if self._waiter is not None:
-            self._waiter.set()
-
     def _end_if_alone(self) -> None:
         if not self.readers and not self._openers:
-            self._ended(self)  # at once: nobody may find one that is about to end
+            self._leave()  # at once: nobody may find one that is about to end
             self._task.cancel()
+
+    def _leave(self) -> None:
+        engine.remove_sink(self, (self._group,))
+        self._heads.leave(self)
+        self._ended(self)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -242,6 +291,6 @@ class StreamTail:
             logger.error("event=tail_died stream=%s", self.name, exc_info=error)
         if self.life is not None:
             self._kept.forget(self.life)
-        self._ended(self)
+        self._leave()
         for reader in tuple(self.readers):
             reader.wake()

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import Empty, PriorityQueue
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from django.db import Error, connections
 
@@ -27,28 +26,22 @@ T = TypeVar("T")
 _Job = Callable[[contextlib.ExitStack, set[str]], None]
 
 
-class _Waiting(NamedTuple):
-    """A job and its place in the queue."""
-
-    patient: bool
-    number: int
-    job: _Job
-
-
 class DatabaseThreads:
-    """Runs sync database work for async code, on at most `MOST` threads."""
+    """Runs sync database work for async code, on at most `MOST` threads.
+
+    What is urgent (new records) and what isn't (replays) take turns where both wait: neither
+    waits for all of the other.
+    """
 
     def __init__(self) -> None:
-        self._jobs: PriorityQueue[_Waiting] = PriorityQueue()
-        self._count = itertools.count()
-        self._lock = threading.Lock()
+        self._urgent: deque[_Job] = deque()
+        self._patient: deque[_Job] = deque()
+        self._was_urgent = False
+        self._changed = threading.Condition()
         self._threads = self._idle = 0
 
     async def run(self, using: str, call: Callable[[], T], *, urgent: bool = False) -> T:
-        """Run `call` in one of the threads; `connections[using]` is a private one there.
-
-        What is urgent goes before all that waits and isn't.
-        """
+        """Run `call` in one of the threads; `connections[using]` is a private one there."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -71,11 +64,17 @@ class DatabaseThreads:
         return await future
 
     def _submit(self, job: _Job, *, urgent: bool = False) -> None:
-        with self._lock:
-            self._jobs.put(_Waiting(not urgent, next(self._count), job))
-            if self._threads < MOST and self._idle < self._jobs.qsize():
+        with self._changed:
+            (self._urgent if urgent else self._patient).append(job)
+            if self._threads < MOST and self._idle < self.waiting:
                 self._threads += 1
                 threading.Thread(target=self._work, name="echomq-live", daemon=True).start()
+            self._changed.notify()
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs no thread has taken."""
+        return len(self._urgent) + len(self._patient)
 
     def _work(self) -> None:
         aliases: set[str] = set()
@@ -85,25 +84,16 @@ class DatabaseThreads:
                 del job  # a thread that waits keeps nobody's page alive
 
     def _next(self) -> _Job | None:
-        with self._lock:
+        with self._changed:
             self._idle += 1
-        try:
-            job: _Job | None = self._jobs.get(timeout=IDLE).job
-        except Empty:
-            job = None
-        with self._lock:
-            # Together, or a job that comes now would be left to one that has just ended.
+            came = self._changed.wait_for(lambda: self.waiting, IDLE)
             self._idle -= 1
-            if job is None:
-                job = self._last_look()
-        return job
-
-    def _last_look(self) -> _Job | None:
-        try:
-            return self._jobs.get_nowait().job
-        except Empty:
-            self._threads -= 1
-            return None
+            if not came:
+                self._threads -= 1
+                return None
+            patient = bool(self._patient) and (self._was_urgent or not self._urgent)
+            self._was_urgent = not patient
+            return (self._patient if patient else self._urgent).popleft()
 
 
 def _result(future: asyncio.Future[T], result: T) -> Callable[[], None]:

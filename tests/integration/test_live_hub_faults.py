@@ -32,8 +32,10 @@ def test_work_that_comes_as_the_last_thread_ends_is_done(monkeypatch: pytest.Mon
     came, done = threading.Event(), threading.Event()
 
     class Lock:
+        """Lets work come in right after a thread has decided to end."""
+
         def __init__(self) -> None:
-            self.real = threading.Lock()
+            self.real = threading.Condition()
 
         def __enter__(self) -> None:
             self.real.acquire()
@@ -45,10 +47,11 @@ def test_work_that_comes_as_the_last_thread_ends_is_done(monkeypatch: pytest.Mon
                 came.set()
                 threads._submit(lambda *held: done.set())
 
-    started = threading.Event()
-    threads._submit(lambda *held: started.set())
-    assert started.wait(30)
-    threads._lock = Lock()  # type: ignore[assignment]
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+    threads._changed = Lock()  # type: ignore[assignment]
+    threads._submit(lambda *held: None)
     assert came.wait(30)
     assert done.wait(10)
 
@@ -191,7 +194,7 @@ async def test_what_is_new_is_read_before_what_is_old(monkeypatch: pytest.Monkey
     tail = next(iter(hub._tails.values()))
     tail.poke()
     # Until the tail's read waits its turn, behind eighteen others.
-    await wait_until_async(lambda: hub._threads._jobs.qsize() == 19 or "live" in order)
+    await wait_until_async(lambda: hub._threads.waiting == 19 or "live" in order)
     busy.set()
     await asyncio.wait_for(woken.wait(), 10)
     assert order.index("live") <= 3, order

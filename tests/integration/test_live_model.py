@@ -27,8 +27,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from echomq_app import engine
 from echomq_app.core.records import StreamRecord
+from echomq_app.core.tokens import NO_EPOCH, ResumeToken
 from echomq_app.exceptions import UnknownStream
 from echomq_app.live import life, stream_pages
 from echomq_app.live import reader as readers
@@ -47,7 +47,10 @@ ITEMS = st.lists(
 )
 EXAMPLES = 100
 SELDOM = st.sampled_from([False, False, False, True])
-WORDS = st.sampled_from([None, "head", "first", "first", "nonsense", 0, 0, 1, 5, 40])
+BEFORE_STREAM = str(ResumeToken(NO_EPOCH, 0))
+WORDS = st.sampled_from(
+    [None, "head", "first", "first", "nonsense", 0, 0, 1, 5, 40, BEFORE_STREAM]
+)
 FILTERS = st.sampled_from([{}, {}, {"types": ["x"]}, {"key": "a"}, {"types": ["z"]}])
 
 
@@ -104,7 +107,8 @@ class HubMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stream = Stream("model")
-        self.eras: dict[str, Era] = {}
+        # Of the time without a stream: whoever waits for it finds what comes into being.
+        self.eras: dict[str, Era] = {NO_EPOCH: Era(NO_EPOCH, over=True)}
         self.current: Era | None = None
         self.number = 0
         self.deleted = False
@@ -130,9 +134,8 @@ class HubMachine(RuleBasedStateMachine):
 
         self.patch.setattr(DatabaseThreads, "run", run)
         # Woken by the machine alone.
-        self.patch.setattr(
-            "echomq_app.live.tail.engine.waiter", lambda *groups: engine.WakeWaiter((), id, id)
-        )
+        for verb in ("add_sink", "remove_sink"):
+            self.patch.setattr(f"echomq_app.live.tail.engine.{verb}", lambda *sink: None)
         for module in (tails, stream_pages):
             self.patch.setattr(module, "full_jitter", lambda *args, **more: 0)
         for module, name, value in (
@@ -171,7 +174,7 @@ class HubMachine(RuleBasedStateMachine):
     # Writing
 
     def look(self) -> Era | None:
-        """Learn what the stream is now: whoever asks for it creates it."""
+        """Learn what the stream is now."""
         try:
             epoch = self.stream.info().epoch
         except UnknownStream:
@@ -228,11 +231,11 @@ class HubMachine(RuleBasedStateMachine):
 
     # The database
 
-    @rule()
-    def wake(self) -> None:
-        """Have the tail look: a wake-up came, or its interval is over."""
+    @rule(polled=st.booleans())
+    def wake(self, polled: bool) -> None:
+        """Have the tail look: a wake-up came, or the interval of the polls is over."""
         for tail in list(self.hub._tails.values()):
-            tail.poke()
+            self.loop.call_soon(tail._check if polled else tail.poke)
         self.turn()
 
     @precondition(lambda self: self.waiting)
@@ -331,6 +334,8 @@ class HubMachine(RuleBasedStateMachine):
             assert opened.cursor == opened.first
         elif page.place in (None, "head"):
             assert opened.cursor <= len(era.entries)
+        elif page.place == BEFORE_STREAM:
+            assert opened.cursor == 0
         else:
             epoch, cursor, _ = page.place.split(":")
             assert (opened.epoch, opened.cursor) == (epoch, int(cursor))
@@ -341,7 +346,7 @@ class HubMachine(RuleBasedStateMachine):
             return "malformed"
         if isinstance(place, str) and ":" in place:
             of, place = place.split(":")[:2]
-            if of != epoch:
+            if of not in (epoch, NO_EPOCH):
                 return "epoch"
         cursor = int(place)
         return "ahead" if cursor > head else "trimmed" if cursor < first else None
@@ -371,6 +376,8 @@ class HubMachine(RuleBasedStateMachine):
             page.reader = None
             return True
         if isinstance(came, Batch):
+            if page.era.epoch == NO_EPOCH:
+                page.era = self.eras[came.resume.split(":")[0]]
             self.compare(page, page.era, came)
             assert len(came.records) <= most
             assert len(came.records) == 1 or sum(map(len, came.records)) <= most_bytes
@@ -398,6 +405,8 @@ class HubMachine(RuleBasedStateMachine):
             assert came.reason == page.owed
             page.owed = None
         elif came.reason == "trimmed":
+            if era.epoch == NO_EPOCH:
+                era = self.eras[came.epoch]
             assert came.requested == page.cursor < era.first
         else:
             assert came.reason == "epoch" and era.over and came.requested == page.cursor
@@ -419,8 +428,8 @@ class HubMachine(RuleBasedStateMachine):
 
     def catch_up(self) -> None:
         """Let the database answer: everybody has all that is theirs, soon."""
-        for _ in range(400):
-            self.wake()
+        for turn in range(400):
+            self.wake(polled=bool(turn % 2))
             while self.waiting:
                 self.answer(0)
             came = [self.taken(page, 5, 900) for page in self.here if page.reader]
@@ -433,6 +442,8 @@ class HubMachine(RuleBasedStateMachine):
             return page.opening is not None
         era = page.era
         assert era is not None
+        if era.epoch == NO_EPOCH:
+            return self.current is not None and any(map(page.wants, self.current.entries))
         return era is not self.current or any(map(page.wants, era.entries[page.cursor :]))
 
 

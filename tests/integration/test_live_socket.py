@@ -222,7 +222,7 @@ async def test_deleted_while_somebody_reads() -> None:
         await page.subscribe("orders")
         await Stream("orders").adelete()
         await page.expect("error", code="unknown_stream", sub=1)
-        again = await page.subscribe("orders", sub=2, resume="0" * 16 + ":2:")
+        again = await page.subscribe("orders", sub=2, resume="1" * 16 + ":2:")
         assert not again["recovered"]
         await page.expect("cursor_expired", sub=2, reason="epoch")
 
