@@ -25,7 +25,7 @@ from .core.records import (
     encode_record,
     token_of,
 )
-from .core.tokens import requested_cursor, verify
+from .core.tokens import TOKEN_BEFORE_STREAM, requested_cursor, verify
 from .exceptions import InvalidArgument, InvalidName, UnknownStream
 from .following import Cursor
 from .models import Record, appending, paging, trimming
@@ -36,6 +36,15 @@ from .models.transactions import after_commit, refuse_transaction, written
 
 MAX_LIMIT = 10_000
 REPLAY_PAGE = 1_000
+PAGE_BEFORE_STREAM = Page(
+    records=[],
+    cursor=0,
+    token=str(TOKEN_BEFORE_STREAM),
+    first_position=0,
+    write_cursor=0,
+    epoch=TOKEN_BEFORE_STREAM.epoch,
+)
+"""What a reader that waits for a stream finds until it exists."""
 
 
 class Log:
@@ -179,10 +188,11 @@ class Log:
     ) -> Iterator[StreamRecord]:
         """Iterate from `cursor` on, for ever, waiting for records.
 
-        Creates the stream for a reader from the beginning (`None` or 0). Ends when `stop` is
-        cancelled. A wake-up from the channel layer makes it quick, polling (`POLL_INTERVAL`)
-        makes it sure. Raises `InsideTransaction` inside `atomic()`, and what `read` raises:
-        `UnknownStream` when the stream is deleted.
+        A reader from the beginning (`None` or 0) may begin before the stream exists, and waits
+        for its first record; reading never creates a stream. Ends when `stop` is cancelled. A
+        wake-up from the channel layer makes it quick, polling (`POLL_INTERVAL`) makes it sure.
+        Raises `InsideTransaction` inside `atomic()`, and what `read` raises: `UnknownStream` when
+        the stream is deleted.
         """
         for page in self.tail_pages(cursor, stop=stop, types=types, key=key):
             yield from page.records
@@ -316,23 +326,28 @@ class Log:
         return row
 
     def _follower(self, cursor: Cursor, **filters: Any) -> following.Follower:
-        """Start a reader that goes on for ever; the stream is there after this.
+        """Start a reader that goes on for ever.
 
-        Made for a reader from the beginning only: an empty stream has no other place, and a
-        reader of one that was deleted would bring it back.
+        Only a reader from the beginning waits for a stream that doesn't exist: an empty stream
+        has no other place, and what was deleted must not come back as if nothing had happened.
         """
         refuse_transaction(self.using, "tail", "Call it after the commit, or use read().")
+        start, token, well_formed = requested_cursor(cursor)
+        from_beginning = token is None or token.precedes_stream
+        may_wait = well_formed and not start and from_beginning
 
         def read(at: Cursor, with_pending: bool) -> tuple[Page, bool]:
-            return self._page(at, with_pending=with_pending, **filters)
+            nonlocal may_wait
+            try:
+                page, pending = self._page(at, with_pending=with_pending, **filters)
+            except UnknownStream:
+                if not may_wait:
+                    raise
+                return PAGE_BEFORE_STREAM, with_pending  # the relay looks whether anything waits
+            may_wait = False
+            return page, pending
 
-        try:
-            read(cursor, False)
-        except UnknownStream as unknown:
-            start, token, well_formed = requested_cursor(cursor)
-            from_beginning = well_formed and not start and token is None
-            if not (from_beginning and written(partial(appending.ensure, self.using, self.name))):
-                raise unknown from None
+        read(cursor, False)
         return following.Follower(read, self._relay_if_writable, cursor)
 
     def _relay_if_writable(self) -> int | None:

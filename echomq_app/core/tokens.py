@@ -37,6 +37,9 @@ class ResumeToken(msgspec.Struct, frozen=True):
         return self.epoch == NO_EPOCH and self.cursor == 0
 
 
+TOKEN_BEFORE_STREAM = ResumeToken(NO_EPOCH, 0)
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream held in one snapshot, and what stood before the reader's cursor."""
 

@@ -12,9 +12,11 @@ from ..core import frames
 from ..core.names import check_stream_name
 from ..core.records import check_filter
 from ..exceptions import InvalidName, InvalidPayload
-from .identity import Identity
+from . import access
+from .access import Identity
 
 JSON = "application/json"
+UNAVAILABLE = "The server can't tell right now. Try again in a few seconds."
 
 
 class Refused(Exception):
@@ -41,6 +43,13 @@ def refused(status: int, code: str, message: str, **headers: str) -> Refused:
 def bad_token(error: Exception) -> Refused:
     """Refuse a token: the client may come back with another one."""
     return refused(401, "bad_token", str(error), WWW_Authenticate='Bearer error="invalid_token"')
+
+
+def unavailable(error: Exception) -> Refused:
+    """Refuse for now what can't be answered now; log why, unless `Undecided` has been."""
+    if not isinstance(error, access.Undecided):
+        access.complain("read_failed", error)
+    return refused(503, "failed", UNAVAILABLE, Retry_After="5")
 
 
 def forbidden(identity: Identity, name: str) -> Refused:

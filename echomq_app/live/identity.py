@@ -45,7 +45,11 @@ class Proof(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose a connection is. `user` is as it was at the start: ask `allowed()`, not `user`."""
+    """Whose a connection is.
+
+    `user` is as of the time when the identity was made: at the start of the connection, or at
+    the start of a round of questions (`refreshed`), which is what hooks are asked with.
+    """
 
     user: User
     proof: Proof = dataclasses.field(repr=False)
@@ -66,6 +70,11 @@ class Identity:
     async def reload(self) -> User | None:
         """Load the user anew, without cached permissions; `None` when no longer valid."""
         return await in_shared_visit(self.proof.load)
+
+    async def refreshed(self) -> Identity | None:
+        """Return this identity with the user as of now; `None` when no longer valid."""
+        user = await self.reload()
+        return None if user is None else dataclasses.replace(self, user=user)
 
 
 async def identify(scope: Mapping[str, Any]) -> Identity:

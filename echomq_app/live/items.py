@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -16,6 +16,8 @@ from ..models.times import aware
 
 _KEPT_MASKS = 16
 _OVERHEAD = 200
+_WORD = 60
+"""Bytes of a short string, its place in a set included."""
 
 
 class Mask(Protocol):
@@ -43,6 +45,12 @@ class Filter:
     def __bool__(self) -> bool:
         return self.types is not None or self.key is not None
 
+    @property
+    def size(self) -> int:
+        """How many bytes it holds, about."""
+        words = (*(self.types or ()), self.key or "")
+        return sum(len(word) + _WORD for word in words)
+
     def matches(self, item: Item) -> bool:
         """Tell whether a record is wanted."""
         return item.matches(self.types, self.key)
@@ -66,6 +74,11 @@ class Item(StoredRecord, gc=False):
 
     labels: _Labels | None = None
     masked: dict[Hashable, msgspec.Raw | None] | None = None
+    size: int = 0
+    """How many bytes it holds, about: it grows with what is kept for masks."""
+
+    def __post_init__(self) -> None:
+        self.size = len(self.raw) + _OVERHEAD
 
     def matches(self, types: Collection[str] | None, key: str | None) -> bool:
         """Tell whether it is of one of these types and has this key; `None`: any."""
@@ -74,8 +87,17 @@ class Item(StoredRecord, gc=False):
             labels = self.labels = _labels.decode(self.raw)
         return (types is None or labels.type in types) and (key is None or labels.key == key)
 
-    def shown(self, mask: Mask | None, stream: str, epoch: str) -> msgspec.Raw | None:
-        """Return the JSON that a reader with this mask gets; `None`: nothing."""
+    def shown(
+        self,
+        mask: Mask | None,
+        stream: str,
+        epoch: str,
+        grew: Callable[[int], object] | None = None,
+    ) -> msgspec.Raw | None:
+        """Return the JSON that a reader with this mask gets; `None`: nothing.
+
+        It is kept, and `grew` is called with the bytes that this takes.
+        """
         if mask is None:
             return self.raw
         if self.masked is None:
@@ -89,6 +111,10 @@ class Item(StoredRecord, gc=False):
             # Keys for groups of users pay; a key for each user would keep a copy for each.
             if len(self.masked) < _KEPT_MASKS:
                 self.masked[key] = raw
+                more = _OVERHEAD + (0 if raw is None else len(raw))
+                self.size += more
+                if grew is not None:
+                    grew(more)
             return raw
 
 
@@ -102,7 +128,7 @@ def mask_key(mask: Mask | None) -> Hashable:
 
 def size_of(items: Iterable[Item]) -> int:
     """Return how many bytes items hold, about."""
-    return sum(len(item.raw) + _OVERHEAD for item in items)
+    return sum(item.size for item in items)
 
 
 def _parsed(raw: msgspec.Raw, stream: str, epoch: str) -> StreamRecord:

@@ -51,11 +51,17 @@ class Life:
         ring = self.ring
         for item in items:
             if len(ring) == ring.size:
-                self.ring_bytes -= len(ring.slice(ring.first, 1)[0].raw)
+                self.ring_bytes -= ring.slice(ring.first, 1)[0].size
             ring.append(item)
-            self.ring_bytes += len(item.raw)
-        while self.ring_bytes > RING_BYTES and len(ring) > 1:
-            self.ring_bytes -= len(ring.slice(ring.first, 1)[0].raw)
-            ring.discard_below(ring.first + 1)
+            self.ring_bytes += item.size
+        self.grew(0)
         if items:
             self.head_tail = items[-1].tail
+
+    def grew(self, size: int) -> None:
+        """Count what an item in the ring holds in addition, and let the oldest go."""
+        self.ring_bytes += size
+        ring = self.ring
+        while self.ring_bytes > RING_BYTES and len(ring) > 1:
+            self.ring_bytes -= ring.slice(ring.first, 1)[0].size
+            ring.discard_below(ring.first + 1)

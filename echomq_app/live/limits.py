@@ -15,6 +15,9 @@ class Limits:
 
     subscriptions: int = 100
 
+    missing_streams: int = 10
+    """Subscriptions that may wait for streams which don't exist."""
+
     frames_per_second: float = 50.0
     frames_at_once: int = 200
     """A client may send this many at once, and then so many a second."""

@@ -16,9 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from .items import Filter, Item
+from .items import Filter, Item, size_of
 
 KEPT_BYTES = 4_000_000
+KEPT_PAGES = 1_000
+_OVERHEAD = 1_000
+"""Bytes of a page without records: a filter that matches nothing makes many of those."""
 
 
 class PageName(NamedTuple):
@@ -30,7 +33,7 @@ class PageName(NamedTuple):
     only: Filter
 
 
-class LoadedPage(msgspec.Struct, frozen=True, kw_only=True):
+class LoadedPage(msgspec.Struct, kw_only=True, eq=False):
     """The records from a page's start on, and what the stream held then.
 
     `end` is the cursor after it, past what a filter skipped. `first` above a cursor means
@@ -38,14 +41,22 @@ class LoadedPage(msgspec.Struct, frozen=True, kw_only=True):
     last is for those who wait for it: its life ended meanwhile.
     """
 
-    start: int
+    name: PageName
     items: list[Item]
-    size: int
     end: int
     end_tail: str
     first: int
     head: int
     lasts: bool
+    size: int = 0
+    """How many bytes it holds, about: it grows with what is kept for masks."""
+
+    def __post_init__(self) -> None:
+        self.size = _OVERHEAD + self.name.only.size + size_of(self.items)
+
+    @property
+    def start(self) -> int:
+        return self.name.start
 
     def at(self, cursor: int) -> list[Item]:
         """Return the items from `cursor` on."""
@@ -106,9 +117,20 @@ class Pages:
         old = self._kept.pop(name, None)
         self._kept_bytes += page.size - (old.size if old else 0)
         self._kept[name] = page
-        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= self._kept.popitem(last=False)[1].size
+        self._shrink()
         return page
+
+    def grew(self, page: LoadedPage, size: int) -> None:
+        """Count what a page holds in addition."""
+        page.size += size
+        if self._kept.get(page.name) is page:
+            self._kept_bytes += size
+            self._shrink()
+
+    def _shrink(self) -> None:
+        kept = self._kept
+        while len(kept) > 1 and (self._kept_bytes > KEPT_BYTES or len(kept) > KEPT_PAGES):
+            self._kept_bytes -= kept.popitem(last=False)[1].size
 
 
 def _heard(task: asyncio.Task[LoadedPage]) -> None:

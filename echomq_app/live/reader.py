@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -49,6 +50,7 @@ class Batch:
     size: int
     since: int
     cursor: int
+    epoch: str
     resume: str
     head: int
 
@@ -72,6 +74,8 @@ class _Stretch(NamedTuple):
     items: Sequence[Item]
     end: int
     end_tail: str
+    grew: Callable[[int], object]
+    """Counts what an item holds in addition, where the items are held."""
 
 
 class Reader:
@@ -154,6 +158,11 @@ class Reader:
                 return self._expired(before.ended, self._sent)
         return self._fill(most, most_bytes)
 
+    @property
+    def waits_for_stream(self) -> bool:
+        """Whether the stream doesn't exist, as far as the hub knows."""
+        return self._tail.life is not None and self._tail.life.precedes_stream
+
     def close(self) -> None:
         """Stop reading."""
         self.wake = _nobody
@@ -174,7 +183,7 @@ class Reader:
                 break
             last: Item | None = None
             for item in stretch.items:
-                raw = item.raw if sees_all else self._shown(item)
+                raw = item.raw if sees_all else self._shown(item, stretch.grew)
                 if raw is not None:
                     if records and size + len(item.raw) > most_bytes:
                         full = True
@@ -199,14 +208,15 @@ class Reader:
             size=size,
             since=since,
             cursor=self._cursor,
+            epoch=self._life.epoch,
             resume=token_of(self._life.epoch, self._cursor, self._cursor_tail),
             head=max(self._life.head, self._cursor),
         )
 
-    def _shown(self, item: Item) -> msgspec.Raw | None:
+    def _shown(self, item: Item, grew: Callable[[int], object]) -> msgspec.Raw | None:
         if not self._only.matches(item):
             return None
-        return item.shown(self._mask, self._tail.name, self._life.epoch)
+        return item.shown(self._mask, self._tail.name, self._life.epoch, grew)
 
     def _next_items(self, limit: int) -> _Stretch | str | None:
         """Return items from the cursor on: from the ring, else the database.
@@ -218,10 +228,12 @@ class Reader:
             return None  # a page from the database was newer than the ring
         match life.ring.decide(cursor):
             case CaughtUp():
+                self._page = None
                 return None
             case Gap():
+                self._page = None
                 items = life.ring.slice(cursor, limit)
-                return _Stretch(items, items[-1].position + 1, items[-1].tail)
+                return _Stretch(items, items[-1].position + 1, items[-1].tail, life.grew)
         if self._waits:
             return None
         page = self._page
@@ -241,11 +253,11 @@ class Reader:
             # Records that were committed are gone, and nobody moved `first_position`.
             return "diverged"
         self._tail.pages.prefetch(life, page.end, self._only)
-        items = page.at(cursor)
+        items, grew = page.at(cursor), partial(self._tail.pages.grew, page)
         if len(items) > limit:
             items = items[:limit]
-            return _Stretch(items, items[-1].position + 1, items[-1].tail)
-        return _Stretch(items, page.end, page.end_tail)
+            return _Stretch(items, items[-1].position + 1, items[-1].tail, grew)
+        return _Stretch(items, page.end, page.end_tail, grew)
 
     def _page_came(self) -> None:
         self._waits = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..core.tokens import TOKEN_BEFORE_STREAM
 from ..exceptions import UnknownStream
-from ..models import appending
 from ..stream import Stream
 
 
@@ -11,11 +11,9 @@ def resume_token(name: str, *, using: str | None = None) -> str:
     """Return the token of a stream's head: all that is appended from now on follows it.
 
     Take it before you read what the page shows: what is appended in between then comes twice,
-    not never. Creates the stream if there is none, so that there is a place to go on from.
+    not never. Before the stream exists the token stands for its beginning, whoever creates it.
     """
-    stream = Stream(name, using=using)
     try:
-        return stream.info().token
+        return Stream(name, using=using).info().token
     except UnknownStream:
-        appending.ensure(stream.using, name)
-        return stream.info().token
+        return str(TOKEN_BEFORE_STREAM)

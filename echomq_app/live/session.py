@@ -8,12 +8,13 @@ that takes nothing blocks nobody's `unsubscribe`.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Coroutine, Hashable
 from functools import partial
 from typing import Any, Protocol
+
+from django.db import Error as DatabaseError
 
 from ..core import frames
 from ..core.frames import BadFrame, Close, ServerFrame
@@ -23,7 +24,7 @@ from .access import NOBODY, Identity
 from .hub import Mask
 from .items import mask_key
 from .limits import Limits, Rate
-from .subscribed import Pending, Subscription, check_name, subscription_of
+from .subscribed import Pending, Subscription, asked_for, subscription_of
 from .writer import Sink, Source, Writer
 
 logger = logging.getLogger("echomq.live")
@@ -140,30 +141,39 @@ class Session:
     async def _open(self, frame: frames.Subscribe) -> None:
         sub = frame.sub
         try:
-            check_name(frame)  # before a project's rule is asked about it
+            action, target = asked_for(frame)
             while True:
                 identity, who = await self._who(), self._identity
-                mask = None
-                if frame.stream is not None:
-                    mask = await self._socket.mask_for(identity, frame.stream)
-                subscription = subscription_of(frame, mask, self._writer.wake)
-                may = await self._socket.may(identity, subscription.action, subscription.target)
+                now = await identity.refreshed()
+                may, mask = now is not None and await self._socket.may(now, action, target), None
+                if now is not None and may and frame.stream is not None:
+                    mask = await self._socket.mask_for(now, frame.stream)
                 if who is self._identity:
-                    break  # else it has become somebody else's meanwhile
+                    break  # else it has become another user's meanwhile
             if not may:
                 if await self._is_over(identity):
                     self._log_out()
                 else:
-                    self._refuse(sub, subscription, identity)
+                    self._refuse(sub, action, target, identity)
                 return
+            subscription = subscription_of(frame, mask, self._writer.wake)
             self._subscriptions[sub] = subscription
-            self._writer.tell(await subscription.open())
+            subscribed = await subscription.open()
+            if self._waits_for_too_many():
+                limit = f"This socket waits for {self._limits.missing_streams} missing streams."
+                self._lose(sub, "too_many", f"{limit} Unsubscribe from one of them first.")
+            else:
+                self._writer.tell(subscribed)
         except InvalidName as error:
             self._lose(sub, "bad_name", str(error))
         except InvalidPayload as error:
             self._lose(sub, "bad_frame", str(error))
         except Exception as error:  # noqa: BLE001  (one subscription fails, the socket goes on)
             self._fail(sub, error)
+
+    def _waits_for_too_many(self) -> bool:
+        missing = sum(each.waits_for_stream for each in self._subscriptions.values())
+        return missing > self._limits.missing_streams
 
     def _opened(self, sub: int, task: asyncio.Task[None]) -> None:
         if self._opening.get(sub) is task:  # the number may be another's by now
@@ -202,31 +212,56 @@ class Session:
     async def _watch_over(self, who: asyncio.Task[Identity], *, at_once: bool) -> None:
         """Ask again, from time to time and on logout, whether it may what it does."""
         identity = await asyncio.shield(who)
+        undecided = 0
         while True:
             if not at_once:
-                await access.until_recheck(identity)
+                await access.until_recheck(identity, undecided=undecided)
             at_once = False
-            user = await identity.reload()
-            if user is None:
-                self._log_out()
-                return
-            identity = dataclasses.replace(identity, user=user)
-            for sub, subscription in list(self._subscriptions.items()):
-                if not isinstance(subscription, Pending):
-                    await self._ask_again(identity, sub, subscription)
+            undecided = 0 if await self._ask_about_all(identity) else undecided + 1
 
-    async def _ask_again(self, identity: Identity, sub: int, subscription: Subscription) -> None:
-        may = await self._socket.may(identity, subscription.action, subscription.target)
-        same = may and subscription.mask_key == await self._mask_key(identity, subscription)
-        over = not may and await self._is_over(identity)
+    async def _ask_about_all(self, identity: Identity) -> bool:
+        """Ask about each subscription; tell whether every question got an answer."""
+        now, decided = None, True
+        try:
+            now = await identity.refreshed()
+        except Exception as error:  # noqa: BLE001  (asked again)
+            access.complain("recheck_failed", error)
+            decided = False
+        if decided and now is None:
+            self._log_out()
+            return True
+        for sub, subscription in list(self._subscriptions.items()):
+            if isinstance(subscription, Pending):
+                continue
+            try:
+                if now is not None:
+                    await self._ask_again(now, sub, subscription)
+                    continue
+            except access.Undecided:
+                pass
+            except Exception as error:  # noqa: BLE001  (a rule's; the others are asked all the same)
+                access.complain("recheck_failed", error, f"target={subscription.target}")
+            decided = False
+            there = self._subscriptions.get(sub) is subscription
+            if there and access.doubt_is_over(subscription.confirmed_at):
+                self._lose(sub, "failed", access.UNDECIDED)
+        return decided
+
+    async def _ask_again(self, now: Identity, sub: int, subscription: Subscription) -> None:
+        begun = time.monotonic()
+        may = await self._socket.may(now, subscription.action, subscription.target)
+        same = may and subscription.mask_key == await self._mask_key(now, subscription)
+        over = not may and await self._is_over(now)
         if self._subscriptions.get(sub) is not subscription:
             return  # it ended meanwhile, and the number may be another's
         if over:
             self._log_out()
         elif not may:
-            self._refuse(sub, subscription, identity)
+            self._refuse(sub, subscription.action, subscription.target, now)
         elif not same:
             self._lose(sub, "failed", "This user sees something else now; subscribe again.")
+        else:
+            subscription.confirmed_at = begun
 
     @staticmethod
     async def _is_over(identity: Identity) -> bool:
@@ -258,9 +293,9 @@ class Session:
                 self._end(Close.UNAUTHENTICATED, "unauthenticated", late)
                 return
 
-    def _refuse(self, sub: int, subscription: Subscription, identity: Identity) -> None:
+    def _refuse(self, sub: int, action: str, target: str, identity: Identity) -> None:
         if identity.authenticated:
-            what = f"{subscription.action} of {subscription.target!r}"
+            what = f"{action} of {target!r}"
             self._lose(sub, "denied", f"This user may not do that: {what}.")
         else:
             need = (
@@ -314,6 +349,10 @@ class Session:
     def _fail(self, sub: int, error: Exception) -> None:
         if isinstance(error, UnknownStream):
             self._lose(sub, "unknown_stream", "The stream was deleted.")
+        elif isinstance(error, access.Undecided | DatabaseError):
+            if isinstance(error, DatabaseError):
+                access.complain("subscription_failed", error)
+            self._lose(sub, "failed", access.UNDECIDED)
         else:
             logger.error("event=subscription_failed sub=%d", sub, exc_info=error)
             self._lose(sub, "failed", "The server failed; subscribe again with the last token.")
@@ -339,5 +378,5 @@ class Session:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("event=socket_failed", exc_info=error)
+            access.complain("socket_failed", error)
             self._end(Close.FAILED, "failed", "The server failed; connect again.")

@@ -24,7 +24,7 @@ from ..core.ids import EventId
 from ..core.tokens import ResumeToken
 from ..exceptions import BadToken, UnknownStream
 from . import access, answers
-from .answers import Refused, Wanted, refused
+from .answers import Refused, Wanted, refused, unavailable
 from .hub import Batch, Expired, Reader, hub_of_this_loop
 from .items import mask_key
 from .masks import mask_of
@@ -66,8 +66,8 @@ async def _answer(scope: Mapping[str, Any], name: str, send: Send) -> None:
         await _refuse(send, refusal)
         return
     woken = asyncio.Event()
-    mask = await mask_of(identity, name)
     try:
+        mask = await mask_of(identity, name)
         reader = await hub_of_this_loop().open(
             name,
             question.place,
@@ -78,6 +78,9 @@ async def _answer(scope: Mapping[str, Any], name: str, send: Send) -> None:
         )
     except UnknownStream as error:  # deleted while it was opened
         await _refuse(send, refused(404, "unknown_stream", str(error)))
+        return
+    except DatabaseError as error:
+        await _refuse(send, unavailable(error))
         return
     try:
         with pushback_of(send) as pushback:
@@ -107,11 +110,12 @@ async def _admit(scope: Mapping[str, Any], name: str) -> tuple[access.Identity, 
     try:
         who = access.identify(scope) if token is None else access.identify_token(token)
         identity = await who
+        may = await access.allowed(identity, "stream.read", name)
     except BadToken as error:
         raise answers.bad_token(error) from None
-    except DatabaseError as error:
-        raise refused(503, *_away(error), Retry_After="5") from None
-    if not await access.allowed(identity, "stream.read", name):
+    except (access.Undecided, DatabaseError) as error:
+        raise unavailable(error) from None
+    if not may:
         raise answers.forbidden(identity, name)
     return identity, question
 
@@ -127,7 +131,6 @@ class EventStream:
         self._woken = woken
         self._send = send
         self._pushback = pushback
-        self._epoch = reader.opened.epoch
 
     async def begin(self) -> None:
         """Say where the stream begins, so that there is an id before any record."""
@@ -183,19 +186,20 @@ class EventStream:
         await self._pushback.wait()
         await asyncio.sleep(0)  # neither need have waited, and others wait too
 
-    def _records(self, batch: Batch) -> bytes:
+    @staticmethod
+    def _records(batch: Batch) -> bytes:
         events = []
         token = ""
         for raw in batch.records:
             seen = msgspec.json.decode(raw, type=_Seen)
-            token = str(ResumeToken(self._epoch, seen.position + 1, EventId.parse(seen.id).tail))
+            token = str(ResumeToken(batch.epoch, seen.position + 1, EventId.parse(seen.id).tail))
             events.append(server_sent.event(bytes(raw), id=token))
         if token != batch.resume:  # what a filter skipped is done with as well
             events.append(server_sent.event(id=batch.resume))
         return b"".join(events)
 
-    def _expired(self, notice: Expired) -> bytes:
-        self._epoch = notice.epoch
+    @staticmethod
+    def _expired(notice: Expired) -> bytes:
         body = answers.expired_body(
             reason=notice.reason,
             requested=notice.requested,
@@ -215,26 +219,27 @@ class _Seen(msgspec.Struct):
 
 
 async def _until_forbidden(identity: access.Identity, name: str, seen: Hashable) -> Reason:
+    sure, undecided = time.monotonic(), 0
     while True:
-        await access.until_recheck(identity)
-        allowed = await access.allowed(identity, "stream.read", name)
+        await access.until_recheck(identity, undecided=undecided)
+        begun = time.monotonic()
         try:
-            user = await identity.reload()
-            if allowed and user is not None:
-                now = dataclasses.replace(identity, user=user)
-                if mask_key(await mask_of(now, name)) == seen:
-                    continue
+            now = await identity.refreshed()
+            if now is None or not await access.allowed(now, "stream.read", name):
+                # A user who has just logged out may do nothing; that is the reason to name.
+                if not await identity.still_valid():
+                    return "unauthenticated", "The login is over. Log in, or send a new token."
+                return answers.denial(identity, name)
+            if mask_key(await mask_of(now, name)) != seen:
                 return "failed", "This user sees something else now. Connect again."
-        except DatabaseError as error:
-            return _away(error)
-        if user is None:
-            return "unauthenticated", "The login is over. Log in again, or send a new token."
-        return answers.denial(identity, name)
-
-
-def _away(error: DatabaseError) -> Reason:
-    logger.warning("event=identify_failed error=%r", str(error).strip())
-    return "failed", "The database is away. Try again soon."
+        except Exception as error:  # noqa: BLE001  (of a rule, too: no answer is not a no)
+            if not isinstance(error, access.Undecided):
+                access.complain("recheck_failed", error, f"stream={name}")
+            undecided += 1
+            if access.doubt_is_over(sure):
+                return "failed", answers.UNAVAILABLE
+        else:
+            sure, undecided = begun, 0
 
 
 async def _gone(receive: Receive) -> None:

@@ -65,6 +65,10 @@ class StreamPages:
             if wanted < life.ring.first:
                 self.at(life, wanted, only, bool)
 
+    def grew(self, page: LoadedPage, size: int) -> None:
+        """Count what a page holds in addition."""
+        self._kept.grew(page, size)
+
     async def tail_before(self, life: Life, cursor: int) -> str:
         """Return what a token for `cursor` has to end with; empty when nothing can tell."""
         if cursor == life.head:
@@ -129,9 +133,8 @@ class StreamPages:
             # Another life; whoever wanted this page finds the new one when it is told.
             await self._tail.look()
             return LoadedPage(
-                start=name.start,
+                name=name,
                 items=[],
-                size=0,
                 end=name.start,
                 end_tail="",
                 first=0,
@@ -141,9 +144,8 @@ class StreamPages:
         if not name.only:
             self.fit(items)
         return LoadedPage(
-            start=name.start,
+            name=name,
             items=items,
-            size=size_of(items),
             end=snapshot.end_cursor,
             end_tail=snapshot.end_tail,
             first=place.first_position,

@@ -37,6 +37,8 @@ class Subscription(Protocol):
 
     action: str
     target: str
+    confirmed_at: float
+    """`time.monotonic()` of the last time that the user was known to be allowed to read it."""
 
     @property
     def mask_key(self) -> Hashable:
@@ -55,6 +57,10 @@ class Subscription(Protocol):
     def full_since(self) -> float | None:
         """Since when (monotonic) nothing more may be sent."""
 
+    @property
+    def waits_for_stream(self) -> bool:
+        """Whether it is of a stream that doesn't exist."""
+
     def close(self) -> None:
         """Stop; safe to call twice, and while it opens."""
 
@@ -63,8 +69,10 @@ class Pending:
     """A subscription that nobody has said yes to."""
 
     action = target = ""
+    confirmed_at = 0.0
     mask_key: Hashable = None
     full_since: float | None = None
+    waits_for_stream = False
 
     async def open(self) -> Subscribed:
         raise NotImplementedError
@@ -83,9 +91,11 @@ class _Windowed:
     """Sends no more than a window of what is unacknowledged."""
 
     mask_key: Hashable = None
+    waits_for_stream = False
 
     def __init__(self, records: int) -> None:
         self._window = Window(records=records, bytes=WINDOW_BYTES)
+        self.confirmed_at = time.monotonic()
         self.full_since: float | None = None
 
     def acked(self, cursor: int) -> bool:
@@ -111,6 +121,10 @@ class StreamSubscription(_Windowed):
         self._mask = mask
         self._wake = wake
         self._reader: Reader | None = None
+
+    @property
+    def waits_for_stream(self) -> bool:  # type: ignore[override]
+        return self._reader is not None and self._reader.waits_for_stream
 
     async def open(self) -> Subscribed:
         frame = self._frame
@@ -239,12 +253,14 @@ class EventSubscription(_Windowed):
             self._task.cancel()
 
 
-def check_name(frame: Subscribe) -> None:
-    """Raise `InvalidName` for a frame that names no stream and no queue that can be."""
+def asked_for(frame: Subscribe) -> tuple[str, str]:
+    """Return the action and the target that a rule is asked about.
+
+    Raises `InvalidName` for a frame that names no stream and no queue that can be.
+    """
     if frame.stream is not None:
-        check_stream_name(frame.stream)
-    else:
-        check_queue_name(frame.events or "")
+        return "stream.read", check_stream_name(frame.stream)
+    return "events.read", check_queue_name(frame.events or "")
 
 
 def subscription_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_protect
@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET, require_POST, require_safe
 from ..conf import current
 from ..exceptions import BadToken, CursorExpired, CursorInvalid, UnknownStream
 from . import access
-from .answers import JSON, Refused, bad_token, forbidden, refused, wanted
+from .answers import JSON, Refused, bad_token, forbidden, refused, unavailable, wanted
 from .masks import mask_in_view
 from .record_page import expired, record_page
 
@@ -33,7 +33,10 @@ or, with Channels, ProtocolTypeRouter({"http": http(get_asgi_application()), "we
 def records(request: HttpRequest, name: str) -> HttpResponse:
     """Answer with a page of records from `cursor` on, as JSON."""
     try:
-        body, status, headers = _records(request, name), 200, {}
+        try:
+            body, status, headers = _records(request, name), 200, {}
+        except (access.Undecided, OperationalError, InterfaceError) as error:
+            raise unavailable(error) from None
     except Refused as refusal:
         body, status, headers = refusal.body, refusal.status, refusal.headers
     return HttpResponse(body, status=status, content_type=JSON, headers=headers)

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from ..models.threads import in_database_thread
+from django.db import Error as DatabaseError
+
+from ..models.threads import close_old_connections, in_database_thread
 
 MOST = 50
 """Questions of one visit: others use the thread too."""
@@ -73,7 +75,13 @@ def _answer(question: _Question) -> _Settle:
     if question.answer.cancelled():  # its connection is gone
         return partial(_succeed, None)
     try:
-        return partial(_succeed, question.ask())
+        try:
+            return partial(_succeed, question.ask())
+        except DatabaseError:
+            # A connection that broke during this visit must not fail all questions after it.
+            if not close_old_connections():
+                raise
+            return partial(_succeed, question.ask())
     except Exception as error:  # noqa: BLE001  (handed to whoever asked)
         return partial(_fail, error)
 
@@ -92,7 +100,10 @@ _by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Visits] = (
 
 
 async def in_shared_visit(ask: Callable[[], T]) -> T:
-    """Run a short sync call in the database thread, with others'. In the caller's context."""
+    """Run a short sync call that reads in the database thread, with others'.
+
+    In the caller's context. Once more if its connection turns out to be broken.
+    """
     loop = asyncio.get_running_loop()
     visits = _by_loop.get(loop)
     if visits is None:

@@ -57,7 +57,7 @@ class Selection:
             yield from page.records
 
     def follow(self, stream: Stream) -> Iterator[StreamRecord]:
-        """Read on for ever, or to the limit; a stream that isn't there yet is made."""
+        """Read on for ever, or to the limit; wait for a stream that doesn't exist yet."""
         try:
             place = self.start(stream)
         except UnknownStream:

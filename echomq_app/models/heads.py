@@ -41,9 +41,7 @@ _SQLITE = f"""
 _PENDING = "EXISTS (SELECT FROM echomq_outbox o WHERE o.stream = n.name)"
 
 
-def read_heads(
-    using: str, names: Sequence[str], *, with_pending: bool = False
-) -> dict[str, Head]:
+def read_heads(using: str, names: Sequence[str], *, with_pending: bool = False) -> dict[str, Head]:
     """Return where each of these streams stands. Costs two look-ups into an index for each."""
     connection = connections[using]
     heads = dict.fromkeys(names, Head())

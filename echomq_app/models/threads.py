@@ -21,16 +21,23 @@ async def in_database_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kw
     """
 
     def tidily() -> T:
-        _close_old_connections()
+        close_old_connections()
         try:
             return call(*args, **kwargs)
         finally:
-            _close_old_connections()
+            close_old_connections()
 
     return await sync_to_async(tidily)()
 
 
-def _close_old_connections() -> None:
+def close_old_connections() -> bool:
+    """Close this thread's connections that are broken or too old; tell whether any was.
+
+    None that is in a transaction.
+    """
+    closed = False
     for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:
+        if connection.connection is not None and not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
+            closed |= connection.connection is None
+    return closed

@@ -457,9 +457,12 @@ class TestAsAProcess:
         self, start: Callable[..., Child]
     ) -> None:
         child = start("tail", "later")
-        wait_until(lambda: StreamRow.objects.filter(name="later").exists(), timeout=20)
-        Stream("later").append({"n": 1})
-        child.wait_for_output(r'"n":1')
+
+        def seen() -> bool:
+            Stream("later").append({"n": 1})
+            return '"n":1' in child.output
+
+        wait_until(seen, poll=0.2)
 
     def test_tail_says_when_it_fell_behind(
         self, orders: Stream, start: Callable[..., Child]

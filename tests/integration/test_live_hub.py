@@ -154,7 +154,7 @@ async def test_the_ring_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch)
     await page.read_to(50)
     its = page.reader._life
     assert its.ring_bytes <= 100_000
-    assert its.ring_bytes == sum(len(item.raw) for item in its.ring.slice(its.ring.first))
+    assert its.ring_bytes == sum(item.size for item in its.ring.slice(its.ring.first))
     page.reader.close()
 
 

@@ -48,9 +48,7 @@ ITEMS = st.lists(
 EXAMPLES = 100
 SELDOM = st.sampled_from([False, False, False, True])
 BEFORE_STREAM = str(ResumeToken(NO_EPOCH, 0))
-WORDS = st.sampled_from(
-    [None, "head", "first", "first", "nonsense", 0, 0, 1, 5, 40, BEFORE_STREAM]
-)
+WORDS = st.sampled_from([None, "head", "first", "first", "nonsense", 0, 0, 1, 5, 40, BEFORE_STREAM])
 FILTERS = st.sampled_from([{}, {}, {"types": ["x"]}, {"key": "a"}, {"types": ["z"]}])
 
 

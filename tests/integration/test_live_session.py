@@ -159,6 +159,13 @@ class Somebody:
     is_authenticated = True
 
 
+class HasLoggedIn:
+    expires_at = None
+
+    def load(self) -> Any:
+        return Somebody()
+
+
 async def test_a_client_that_asks_and_does_not_read_is_given_up(
     socket: GatedSocket, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +237,7 @@ async def test_somebody_else_by_the_time_that_it_may() -> None:
             asked.append(identity)
             if len(asked) == 1:
                 await self.gate.wait()
-            return identity is NOBODY
+            return not identity.authenticated
 
     socket = Asking()
     session = Session(socket)
@@ -239,7 +246,7 @@ async def test_somebody_else_by_the_time_that_it_may() -> None:
     socket.gate.clear()
     say(session, {"type": "subscribe", "sub": 1, "stream": "a"})
     await wait_until_async(lambda: bool(asked))
-    other = Identity(user=Somebody(), proof=NOBODY.proof)  # type: ignore[arg-type]
+    other = Identity(user=Somebody(), proof=HasLoggedIn())  # type: ignore[arg-type]
 
     async def become() -> Identity:
         return other
@@ -247,7 +254,7 @@ async def test_somebody_else_by_the_time_that_it_may() -> None:
     session._become(become())
     socket.gate.set()
     await wait_until_async(lambda: bool(socket.of(1)))
-    assert socket.of(1) == ["error"] and asked[-1] is other
+    assert socket.of(1) == ["error"] and asked[-1].authenticated
     await session.stop()
 
 
@@ -272,11 +279,11 @@ async def test_a_rule_is_asked_about_names_alone() -> None:
 
 async def test_who_becomes_somebody_else_is_asked_about_at_once() -> None:
     """What a socket reads is what its user may, from `auth` on."""
-    other = Identity(user=Somebody(), proof=NOBODY.proof)  # type: ignore[arg-type]
+    other = Identity(user=Somebody(), proof=HasLoggedIn())  # type: ignore[arg-type]
 
     class Asking(GatedSocket):
         async def may(self, identity: Identity, action: str, target: str) -> bool:
-            return identity is NOBODY
+            return not identity.authenticated
 
     async def become() -> Identity:
         return other

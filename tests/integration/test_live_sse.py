@@ -23,6 +23,7 @@ from django.urls import include, path
 from pytest_django.fixtures import Settings
 
 from echomq_app.core.ids import event_id
+from echomq_app.core.pace import Pace
 from echomq_app.exceptions import UnknownStream
 from echomq_app.live import access, sse
 from echomq_app.live.hub import hub_of_this_loop
@@ -324,6 +325,7 @@ async def test_a_slow_client_holds_up_nobody_and_nothing_piles_up() -> None:
 
 @pytest.mark.usefixtures("everybody")
 async def test_a_stream_that_is_deleted_ends() -> None:
+    await append(1)
     async with asked() as stream:
         await stream.expect("subscribed")
         await Stream("orders").adelete()
@@ -573,14 +575,16 @@ async def test_ends_for_a_client_that_does_not_read(
     await nobody_reads()
 
 
-async def test_a_rule_that_raises_denies(
+async def test_a_rule_that_raises_is_no_refusal(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def rule(user: Any, action: str, target: str) -> bool:
         raise LookupError
 
     settings.ECHOMQ = {"AUTHORIZE": rule}
-    assert await refusal(asked()) == (403, "unauthenticated")
+    request = asked()
+    assert await refusal(request) == (503, "failed")
+    assert request.headers["retry-after"] == "5"
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
@@ -595,13 +599,17 @@ class NoDatabase:
 
 
 async def test_a_database_that_is_away_is_no_logout(
-    settings: Settings, user: User, caplog: pytest.LogCaptureFixture
+    settings: Settings,
+    user: User,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(access, "_complaints", Pace(1.0))
     settings.ECHOMQ = {"AUTHORIZE_INTERVAL": 0.05}
     identity = access.Identity(user=user, proof=NoDatabase())
     code, _ = await asyncio.wait_for(sse._until_forbidden(identity, "orders", None), 30)
     assert code == "failed"
-    assert "event=identify_failed" in caplog.text
+    assert caplog.text.count("event=recheck_failed") == 1, "one line, however often it asks"
 
 
 @pytest.mark.sqlite

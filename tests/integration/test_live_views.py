@@ -235,7 +235,7 @@ def test_rule_of_the_project(settings: Settings) -> None:
     assert get(Client(), "orders")[0] == 403
 
 
-def test_a_rule_that_raises_denies(
+def test_a_rule_that_raises_is_no_refusal(
     settings: Settings, reader: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     def rule(user: Any, action: str, target: str) -> bool:
@@ -243,7 +243,8 @@ def test_a_rule_that_raises_denies(
 
     settings.ECHOMQ = {"AUTHORIZE": rule}
     Stream("orders").append(0)
-    assert get(reader, "orders")[0] == 403
+    status, error = get(reader, "orders")
+    assert (status, error["code"]) == (503, "failed")
     assert "event=authorize_failed" in caplog.text
 
 

@@ -12,6 +12,8 @@ import pytest
 from django.db import connection, transaction
 
 from echomq_app.cancel import CancelToken
+from echomq_app.core.names import stream_wake_group
+from echomq_app.engine.process import engine
 from echomq_app.exceptions import (
     CursorExpired,
     CursorInvalid,
@@ -55,13 +57,14 @@ class TestTail:
     def test_stops_while_it_waits(self) -> None:
         stop = CancelToken()
         with in_thread(lambda: list(Stream("orders").tail(stop=stop))) as following:
-            wait_until(StreamRow.objects.exists)
+            wait_until(lambda: engine._switchboard.wants(stream_wake_group("orders")))
             stop.cancel()
             assert following.result(30) == []
 
-    def test_creates_the_stream_and_misses_nothing(self) -> None:
-        stop = CancelToken()
-        with in_thread(lambda: next(Stream("new").tail(stop=stop))) as following:
+    def test_waits_for_a_stream_and_creates_none(self) -> None:
+        with in_thread(lambda: next(Stream("new").tail())) as following:
+            wait_until(lambda: engine._switchboard.wants(stream_wake_group("new")))
+            assert not StreamRow.objects.exists()
             Stream("new").append({"n": 0})
             assert following.result(30).position == 0
 
