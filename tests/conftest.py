@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -202,3 +203,20 @@ def no_leaked_threads() -> Iterator[None]:
     if left:
         names = ", ".join(sorted(thread.name for thread in left))
         pytest.fail(f"threads still run after the test: {names}; join them or make them daemons")
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Give the SQL about streams that this process sends, in any thread."""
+    from django.db.backends.utils import CursorWrapper
+
+    sent: list[str] = []
+    execute = CursorWrapper.execute
+
+    def counting(self: CursorWrapper, sql: Any, params: Any = None) -> Any:
+        if "echomq_stream" in str(sql):
+            sent.append(str(sql))
+        return execute(self, sql, params)
+
+    monkeypatch.setattr(CursorWrapper, "execute", counting)
+    return sent

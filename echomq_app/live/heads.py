@@ -128,22 +128,25 @@ class Heads:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._pause())
-            self._seconds = 0.0
-            look = self._outbox.due()
             try:
-                for names in _chunks(list(self._followed), CHUNK):
-                    for name in names:
-                        self._asked.setdefault(name, [])
-                    # By the time that the last has its answer, so have the others.
-                    await self.ask(names[-1], with_pending=look)
+                await self._ask_all()
             except Exception as error:  # noqa: BLE001  (polls go on, whatever the database says)
                 self._failures += 1
                 logger.warning("event=poll_failed streams=%d error=%r", len(self._followed), error)
             else:
                 self._failures = 0
-            if look:
-                # Through dead entries, the look takes as long as somebody's snapshot is open.
-                self._outbox.took(self._seconds, least=current().POLL_INTERVAL / 2)
+
+    async def _ask_all(self) -> None:
+        self._seconds = 0.0
+        look = self._outbox.due()
+        for names in _chunks(list(self._followed), CHUNK):
+            for name in names:
+                self._asked.setdefault(name, [])
+            # By the time that the last has its answer, so have the others.
+            await self.ask(names[-1], with_pending=look)
+        if look:
+            # Through dead entries, the look takes as long as somebody's snapshot is open.
+            self._outbox.took(self._seconds, least=current().POLL_INTERVAL / 2)
 
     def _pause(self) -> float:
         if self._failures:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connections
-from django.db.backends.utils import CursorWrapper
 from pytest_django.fixtures import Settings
 
 from echomq_app.live import life as lives
@@ -23,21 +22,6 @@ from tests.live_client import LiveSocket
 from tests.wait import wait_until, wait_until_async
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Give the SQL about streams that this process sends, in any thread."""
-    sent: list[str] = []
-    execute = CursorWrapper.execute
-
-    def counting(self: CursorWrapper, sql: Any, params: Any = None) -> Any:
-        if "echomq_stream" in str(sql):
-            sent.append(str(sql))
-        return execute(self, sql, params)
-
-    monkeypatch.setattr(CursorWrapper, "execute", counting)
-    return sent
 
 
 class Page:

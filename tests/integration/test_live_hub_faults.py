@@ -7,11 +7,14 @@ import dataclasses
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import OperationalError
 
 from echomq_app.core.records import StreamRecord
 from echomq_app.exceptions import InvalidName, InvalidPayload
+from echomq_app.live import life as lives
+from echomq_app.live import pages
 from echomq_app.live.hub import Batch, Expired, hub_of_this_loop
 from echomq_app.live.threads import DatabaseThreads
 from echomq_app.models import paging
@@ -231,3 +234,95 @@ async def test_two_kinds_of_masks_with_one_key_are_two() -> None:
     assert hiding.take(10, 10_000) is None
     showing.close()
     hiding.close()
+
+
+class TestKept:
+    """What is kept is bounded by what it really holds."""
+
+    async def test_pages_without_records(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Filters that match nothing, again and again: each page holds its filter."""
+        monkeypatch.setattr(pages, "KEPT_BYTES", 200_000)
+        await fill("orders", 300)
+        hub = hub_of_this_loop()
+        for n in range(60):
+            woken = asyncio.Event()
+            types = [f"{n}.{'x' * 90}.{m}" for m in range(100)]
+            reader = await hub.open("orders", 0, wake=woken.set, types=types)
+            assert reader.take(10, 10_000) is None
+            await asyncio.wait_for(woken.wait(), 30)
+            reader.close()
+        kept = hub._pages._kept
+        held = sum(len(word) for name in kept for word in name.only.types or ())
+        assert 0 < held <= hub._pages._kept_bytes <= 200_000
+        monkeypatch.setattr(pages, "KEPT_PAGES", 3)
+        reader = await hub.open("orders", 0, wake=bool, types=["z"])
+        assert reader.take(10, 10_000) is None
+        await wait_until_async(lambda: len(kept) <= 3)
+        reader.close()
+
+    async def test_pages_with_records_as_masks_show_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pages, "KEPT_BYTES", 100_000)
+        hub = hub_of_this_loop()
+        await Stream("orders").aappend_many([{"data": "x" * 100} for _ in range(300)])
+        await self._read_with_masks("orders", 0, 300)
+        kept = hub._pages._kept.values()
+        held = sum(_held(item) for page in kept for item in page.items)
+        assert 0 < held <= hub._pages._kept_bytes == sum(page.size for page in kept)
+        assert hub._pages._kept_bytes <= max(100_000, *(page.size for page in kept))
+
+    async def test_the_ring_with_records_as_masks_show_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lives, "RING_BYTES", 100_000)
+        follows = await hub_of_this_loop().open("orders", wake=bool)
+        await Stream("orders").aappend_many([{"data": "x" * 1_000} for _ in range(50)])
+        tail = follows._tail
+        await wait_until_async(lambda: tail.life is not None and tail.life.head == 50)
+        its = tail.life
+        assert its is not None
+        await self._read_with_masks("orders", 0, 50)
+        ring = its.ring.slice(its.ring.first)
+        held = sum(_held(item) for item in ring)
+        assert 0 < held <= its.ring_bytes == sum(item.size for item in ring)
+        assert its.ring_bytes <= 100_000
+        follows.close()
+
+    async def test_a_reader_that_has_caught_up_holds_no_page(self) -> None:
+        await fill("orders", 10)
+        woken = asyncio.Event()
+        reader = await hub_of_this_loop().open("orders", 0, wake=woken.set, key="")
+        while not isinstance(reader.take(100, 100_000), Batch):
+            await asyncio.wait_for(woken.wait(), 30)
+            woken.clear()
+        assert reader.take(100, 100_000) is None
+        assert reader._page is None
+        reader.close()
+
+    @staticmethod
+    async def _read_with_masks(name: str, place: int, end: int) -> None:
+        for n in range(16):
+            woken = asyncio.Event()
+            reader = await hub_of_this_loop().open(name, place, wake=woken.set, mask=Padded(n))
+            cursor = 0
+            while cursor < end:
+                woken.clear()
+                taken = reader.take(50, 1_000_000)
+                if isinstance(taken, Batch):
+                    cursor = taken.cursor
+                else:
+                    await asyncio.wait_for(woken.wait(), 30)
+            reader.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded:
+    key: int
+
+    def __call__(self, record: StreamRecord) -> StreamRecord | None:
+        return msgspec.structs.replace(record, data=[self.key, record.data])
+
+
+def _held(item: Any) -> int:
+    return len(item.raw) + sum(len(raw) for raw in (item.masked or {}).values())
