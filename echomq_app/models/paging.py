@@ -78,6 +78,9 @@ _PENDING = {
 BEYOND = 2**62
 """Above every position, and one that a column of positions can hold."""
 
+_EVERYTHING = BEYOND // 2
+"""As a window: all positions. Added to `BEYOND` it still fits."""
+
 
 R = TypeVar("R", bound=StreamRecord | StoredRecord)
 S = TypeVar("S", bound=StoredRecord)
@@ -169,6 +172,8 @@ def _read(
     connection = connections[using]
     if cursor is not None:
         cursor = min(cursor, BEYOND)
+    if key and types is None:
+        window = _EVERYTHING  # the index has just these records
     filtered = types is not None or key is not None
     sql, parameters = _statement(
         connection.vendor,
@@ -257,8 +262,9 @@ def _matches(types: Collection[str] | None, key: str | None) -> tuple[str, list[
         sql += f" AND r.type IN ({', '.join(['%s'] * len(types)) or 'NULL'})"
         values += list(types)
     if key is not None:
-        # The second condition lets the planner see that the partial index holds all of them.
-        sql += " AND r.key = %s" + (" AND r.key <> ''" if key else "")
+        # The second condition lets the planner see that the partial index holds all of them. In
+        # the index's own words: SQLite doesn't see that `<> ''` means the same.
+        sql += " AND r.key = %s" + (" AND NOT (r.key = '')" if key else "")
         values.append(key)
     return sql, values
 

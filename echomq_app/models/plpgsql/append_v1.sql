@@ -68,15 +68,21 @@ BEGIN
         FROM unnest(fresh) WITH ORDINALITY AS f(n, k)
         JOIN jsonb_array_elements(records) WITH ORDINALITY AS e(value, n) ON e.n = f.n
         ORDER BY f.k;
+        -- A look-up in an index for each, which LIMIT keeps apart: a join on either condition can
+        -- use no index, and reads every record of the stream.
         RETURN QUERY
         SELECT e.n::integer, r.id, r.position, r.recorded_at, f.k IS NULL, s.epoch::text,
                base + cardinality(fresh)
         FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
         LEFT JOIN unnest(fresh) WITH ORDINALITY AS f(n, k) ON f.n = e.n
-        JOIN echomq_record r ON r.stream_id = s.id AND CASE
-            WHEN f.k IS NULL THEN r.idempotency_key = e.value->>'idempotency_key'
-                                  AND r.idempotency_key <> ''
-            ELSE r.position = base + f.k - 1 END
+        CROSS JOIN LATERAL (
+            (SELECT w.id, w.position, w.recorded_at FROM echomq_record w
+             WHERE f.k IS NOT NULL AND w.stream_id = s.id AND w.position = base + f.k - 1 LIMIT 1)
+            UNION ALL
+            (SELECT w.id, w.position, w.recorded_at FROM echomq_record w
+             WHERE f.k IS NULL AND w.stream_id = s.id AND w.idempotency_key <> ''
+                   AND w.idempotency_key = e.value->>'idempotency_key' LIMIT 1)
+        ) AS r
         ORDER BY e.n;
         RETURN;
     END IF;
@@ -149,11 +155,13 @@ AS $$
                row_number() OVER (PARTITION BY e.value->>'idempotency_key' ORDER BY e.n) AS nth
         FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
     ) AS given
-    WHERE given.key = '' OR nth = 1 AND NOT EXISTS (
-        SELECT FROM echomq_record r
+    -- No NOT EXISTS: the planner may hash that, which reads all keys of the stream.
+    WHERE given.key = '' OR nth = 1 AND (
+        SELECT r.position FROM echomq_record r
         WHERE r.stream_id = of_stream AND r.idempotency_key = given.key
               AND r.idempotency_key <> ''
-    )
+        LIMIT 1
+    ) IS NULL
 $$;
 
 -- RFC 9562 UUIDv7: 48 bits milliseconds, 4 version, 12 + 30 bits position with the 2 of the
