@@ -28,7 +28,7 @@ from .core.records import (
 from .core.tokens import requested_cursor, verify
 from .exceptions import InvalidArgument, InvalidName, UnknownStream
 from .following import Cursor
-from .models import Record, appending, paging, trimming
+from .models import Record, appending, paging, retention, trimming
 from .models.relaying import Relay
 from .models.stream import Stream as StreamRow
 from .models.stream import new_epoch
@@ -233,7 +233,7 @@ class Log:
         oldest position are told `CursorExpired` from the first commit on.
         """
         if max_records is None and max_age is None and before is None:
-            max_records, max_age = trimming.policy(self._row())
+            max_records, max_age = retention.policy(self._row())
         while True:  # once; again if the stream is deleted and made anew in between
             info = self.info()
             target = trimming.target(

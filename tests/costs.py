@@ -102,6 +102,5 @@ def _numbers() -> str:
     if connection.vendor == "postgresql":
         return "generate_series(1, %s)"
     return (
-        "(WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s LIMIT %s)"
-        " SELECT n FROM s)"
+        "(WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s LIMIT %s) SELECT n FROM s)"
     )

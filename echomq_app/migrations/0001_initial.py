@@ -51,6 +51,7 @@ class Migration(migrations.Migration):
                 ('name', echomq_app.models.fields.NameField(max_length=75, unique=True)),
                 ('epoch', models.CharField(default=echomq_app.models.stream.new_epoch, help_text='Names this life of the log; tokens of another life are refused.', max_length=16)),
                 ('first_position', models.BigIntegerField(default=0, help_text='Oldest retained position; everything below was trimmed.')),
+                ('expired_from', models.BigIntegerField(blank=True, editable=False, help_text='Oldest trimmed position that may not be deleted yet; empty: there is none.', null=True)),
                 ('max_records', models.BigIntegerField(blank=True, help_text='Retention: keep the newest so many records.', null=True)),
                 ('max_age', models.DurationField(blank=True, help_text='Retention: keep records this long.', null=True)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
@@ -59,6 +60,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'stream',
                 'verbose_name_plural': 'streams',
                 'ordering': ('name',),
+                'indexes': [models.Index(condition=models.Q(('max_records__isnull', False), ('max_age__isnull', False), _connector='OR'), fields=['name'], name='echomq_stream_policy'), models.Index(condition=models.Q(('expired_from__isnull', False)), fields=['name'], name='echomq_stream_expired')],
             },
         ),
         migrations.CreateModel(

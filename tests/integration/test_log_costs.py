@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
+
 from echomq_app.stream import Stream
 from tests.costs import analyze, cost_of, filled_by_sql, one_record_in_each, streams_by_sql
 
