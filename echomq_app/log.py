@@ -141,7 +141,8 @@ class Log:
 
         At most `limit` (1 to 10,000) records; with `types` or `key`, only those that match,
         looked for in a bounded number of positions: `page.cursor` moves past what was
-        skipped. Raises `UnknownStream`, `CursorExpired` or `CursorInvalid`. An explicit
+        skipped. Raises `UnknownStream`, `CursorExpired`, `CursorInvalid`, or (for the next
+        record, when SQL wrote what Python can't read) `UndecodableRecord`. An explicit
         read from another database than the one written to (a replica) may be behind: there
         a cursor above its head is an empty page, not an error.
         """
@@ -371,6 +372,8 @@ class Log:
         error = verify(place, cursor, may_be_ahead=may_be_ahead)
         if error is not None:
             raise error
+        if snapshot.undecodable is not None and not snapshot.records:
+            raise snapshot.undecodable
         end_tail = snapshot.end_tail
         if token is not None and token.cursor == snapshot.end_cursor:
             end_tail = end_tail or token.tail  # of a record that isn't here: not yet, or trimmed

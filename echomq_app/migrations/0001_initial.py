@@ -123,7 +123,7 @@ class Migration(migrations.Migration):
                 ('type', models.CharField(blank=True, default='', max_length=100)),
                 ('key', models.CharField(blank=True, default='', max_length=255)),
                 ('data', echomq_app.models.fields.JSONValueField()),
-                ('headers', models.JSONField(blank=True, default=dict)),
+                ('headers', echomq_app.models.fields.JSONValueField(blank=True, default=dict)),
                 ('idempotency_key', models.CharField(blank=True, default='', max_length=255)),
                 ('recorded_at', models.DateTimeField()),
                 ('stream', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='records', to='echomq.stream')),

@@ -91,7 +91,7 @@ class Record(models.Model):
     type = models.CharField(max_length=TYPE_MAX, blank=True, default="")
     key = models.CharField(max_length=KEY_MAX, blank=True, default="")
     data = JSONValueField()
-    headers = models.JSONField(default=dict, blank=True)
+    headers = JSONValueField(default=dict, blank=True)
     idempotency_key = models.CharField(max_length=IDEMPOTENCY_KEY_MAX, blank=True, default="")
     recorded_at = models.DateTimeField()
 

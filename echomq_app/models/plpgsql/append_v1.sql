@@ -34,6 +34,12 @@ BEGIN
             USING ERRCODE = 'EQ001',
             HINT = 'The snapshot is older than the lock. Use echomq_append_on_commit_v1.';
     END IF;
+    IF echomq_too_deep_v1(records) THEN
+        RAISE EXCEPTION 'a record for stream % is nested deeper than 100 levels',
+            quote_literal(stream_name)
+            USING ERRCODE = 'EQ005',
+            HINT = 'Flatten its data and headers, or send the deep part as a string of JSON.';
+    END IF;
     -- As echomq_lock_stream_v1 does: to call it costs more than the look-up.
     SELECT * INTO s FROM echomq_stream WHERE name = stream_name FOR NO KEY UPDATE;
     IF NOT FOUND THEN
@@ -141,6 +147,21 @@ BEGIN
         END IF;
     END LOOP;
 END
+$$;
+
+-- Whether data or headers of a record have arrays and objects inside each other beyond
+-- core/payload.py's MAX_DEPTH: not every reader could decode them, and such a record would stand
+-- in their way. The array and the record are two levels more.
+--
+-- Most arrays of records are too short for that (a level takes 8 bytes) and aren't looked into. Of
+-- a compressed one the size says nothing. Inlined where it is called, so it sets no search_path.
+CREATE OR REPLACE FUNCTION {schema}.echomq_too_deep_v1(records jsonb)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+    SELECT (pg_column_size(records) > 800 OR pg_column_compression(records) IS NOT NULL)
+        AND jsonb_path_exists(
+            records, 'strict $.**{{102}} ? (@.type() == "array" || @.type() == "object")')
 $$;
 
 -- Ordinals of the records that are new: no key, or the first of a key that isn't known.
