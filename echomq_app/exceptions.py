@@ -8,6 +8,7 @@ EchoMQError
 ├── CursorError            a reader's place in a stream is no longer one
 │   ├── CursorExpired      trimmed away: records between it and now are gone
 │   └── CursorInvalid      never was one: malformed, ahead, epoch, diverged
+├── UndecodableRecord      a stored record that Python can't read; can be skipped
 ├── WrongExpectedCursor    optimistic append lost the race
 ├── UnknownStream          read of a stream that was never written
 ├── TransactionError       the surrounding transaction forbids the call
@@ -127,6 +128,23 @@ class CursorInvalid(CursorError):
         )
         self.reason = reason
         self.requested = requested
+
+
+class UndecodableRecord(EchoMQError, ValueError):
+    """The next record of a stream can't be decoded: SQL wrote it past the functions.
+
+    `position` is the record's. Nothing before it was left out: read on from `position + 1`
+    to skip it.
+    """
+
+    def __init__(self, *, stream: str, position: int, why: str) -> None:
+        super().__init__(
+            f"Record {position} of stream {stream!r} can't be decoded ({why}): it was written "
+            "by SQL, not by append(). To skip it, read on from its position plus one, "
+            f"{position + 1}; the database still has it as text."
+        )
+        self.stream = stream
+        self.position = position
 
 
 class WrongExpectedCursor(EchoMQError):

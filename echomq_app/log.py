@@ -28,7 +28,7 @@ from .core.records import (
 from .core.tokens import TOKEN_BEFORE_STREAM, requested_cursor, verify
 from .exceptions import InvalidArgument, InvalidName, UnknownStream
 from .following import Cursor
-from .models import Record, appending, paging, trimming
+from .models import Record, appending, paging, retention, trimming
 from .models.relaying import Relay
 from .models.stream import Stream as StreamRow
 from .models.stream import new_epoch
@@ -150,7 +150,8 @@ class Log:
 
         At most `limit` (1 to 10,000) records; with `types` or `key`, only those that match,
         looked for in a bounded number of positions: `page.cursor` moves past what was
-        skipped. Raises `UnknownStream`, `CursorExpired` or `CursorInvalid`. An explicit
+        skipped. Raises `UnknownStream`, `CursorExpired`, `CursorInvalid`, or (for the next
+        record, when SQL wrote what Python can't read) `UndecodableRecord`. An explicit
         read from another database than the one written to (a replica) may be behind: there
         a cursor above its head is an empty page, not an error.
         """
@@ -243,7 +244,7 @@ class Log:
         oldest position are told `CursorExpired` from the first commit on.
         """
         if max_records is None and max_age is None and before is None:
-            max_records, max_age = trimming.policy(self._row())
+            max_records, max_age = retention.policy(self._row())
         while True:  # once; again if the stream is deleted and made anew in between
             info = self.info()
             target = trimming.target(
@@ -386,6 +387,8 @@ class Log:
         error = verify(place, cursor, may_be_ahead=may_be_ahead)
         if error is not None:
             raise error
+        if snapshot.undecodable is not None and not snapshot.records:
+            raise snapshot.undecodable
         end_tail = snapshot.end_tail
         if token is not None and token.cursor == snapshot.end_cursor:
             end_tail = end_tail or token.tail  # of a record that isn't here: not yet, or trimmed

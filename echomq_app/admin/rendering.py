@@ -12,6 +12,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..models.fields import UndecodableJSON
+
 EMPTY = "-"
 FOLD_OVER = 4_000
 """Longer texts are folded away, in characters."""
@@ -69,8 +71,13 @@ def code(value: object) -> SafeString:
 
 
 def pretty_json(value: Any) -> SafeString:
-    """Show a JSON value indented, folded when it is long."""
-    return block(json.dumps(value, indent=2, ensure_ascii=False))
+    """Show a JSON value indented, folded when it is long; its text where Python can't read it."""
+    if isinstance(value, UndecodableJSON):
+        return block(value)
+    try:
+        return block(json.dumps(value, indent=2, ensure_ascii=False))
+    except RecursionError:
+        return block(_("Nested too deeply to be shown."))
 
 
 def block(text: str) -> SafeString:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.names import STREAM_NAME_MAX, check_stream_name
 from ..core.records import StreamInfo
-from ..models import Stream, paging, trimming
+from ..models import Stream, paging, retention
 from ..models.overview import named, overview, with_ends
 from . import rendering
 from .changelist import FilterForm, KeysetAdmin
@@ -72,7 +72,7 @@ class StreamAdmin(Trimming, KeysetAdmin):
 
     @admin.display(description=_("retention"))
     def kept(self, row: Stream) -> str:
-        return rendering.retention(*trimming.policy(row))
+        return rendering.retention(*retention.policy(row))
 
     # On a stream's page: what `Stream.info` says.
 

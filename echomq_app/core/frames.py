@@ -7,6 +7,7 @@ the records' JSON text passed through as it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -229,6 +230,39 @@ def stored_rest(
         f'"position":{position},"type":{_quoted(type)},"key":{_quoted(key)},"data":{data},'
         f'"headers":{headers},"recorded_at":"{recorded_at}"'
     )
+
+
+_STORED = re.compile(
+    rb'\{"id":"([0-9A-Z]+)","position":(\d+),'
+    rb'"type":("(?:[^"\\]|\\.)*"),"key":("(?:[^"\\]|\\.)*"),'
+)
+
+
+class RecordHead(Struct, frozen=True):
+    """What places and filters a record."""
+
+    id: str
+    position: int
+    type: str
+    key: str
+
+
+_head_decoder = msgspec.json.Decoder(RecordHead)
+
+
+def record_head(raw: Raw) -> RecordHead:
+    """Return the first fields of a record's JSON as this module makes it, whatever follows them.
+
+    The data may be nested too deeply for a parser even to pass over it.
+    """
+    try:
+        return _head_decoder.decode(raw)
+    except RecursionError:
+        match = _STORED.match(memoryview(raw))
+        if match is None:
+            raise
+        fields = b'{"id":"%b","position":%b,"type":%b,"key":%b}' % match.groups()
+        return _head_decoder.decode(fields)
 
 
 def _quoted(text: str) -> str:

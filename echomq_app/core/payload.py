@@ -18,6 +18,10 @@ import msgspec
 
 from ..exceptions import InvalidPayload
 
+MAX_DEPTH = 100
+"""Arrays and objects inside each other, at most. The SQL functions hold to the same number: every
+parser, at whatever depth of a stack it is called, and every page then copes with what is stored."""
+
 _NUL = b"\\u0000"
 _LARGEST_FLOAT = sys.float_info.max
 _PLAIN = frozenset({str, int, bool, type(None)})
@@ -35,8 +39,6 @@ def encode(value: Any, *, limit: int | None = None, what: str = "data") -> bytes
         else:
             _refuse(value, what)
             text = _dump(value)
-    except RecursionError:
-        raise InvalidPayload(f"{what} is nested too deeply, or contains itself.") from None
     except UnicodeEncodeError:
         _refuse(value, what)
         raise
@@ -55,7 +57,10 @@ def encode(value: Any, *, limit: int | None = None, what: str = "data") -> bytes
 
 
 def decode(text: str | bytes) -> Any:
-    """Return the value of stored JSON text."""
+    """Return the value of stored JSON text.
+
+    Raises `ValueError` or `RecursionError` for a text that only SQL can have written.
+    """
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -87,9 +92,11 @@ def _integer(digits: str) -> int | float:
         return float(digits)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 0) -> bool:
     """Tell whether every part has exactly a JSON type. No paths: this is the fast way."""
     kind = type(value)
+    if depth == MAX_DEPTH and kind is not float and kind not in _PLAIN:
+        return False
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
@@ -98,12 +105,12 @@ def _is_plain(value: Any) -> bool:
             if kind is float:  # here, too: a call costs more than all the rest
                 if not -_LARGEST_FLOAT <= item <= _LARGEST_FLOAT:
                     return False
-            elif kind not in _PLAIN and not _is_plain(item):
+            elif kind not in _PLAIN and not _is_plain(item, depth + 1):
                 return False
         return True
     if kind is list or kind is tuple:
         for item in value:
-            if type(item) not in _PLAIN and not _is_plain(item):
+            if type(item) not in _PLAIN and not _is_plain(item, depth + 1):
                 return False
         return True
     if kind is float:
@@ -111,8 +118,13 @@ def _is_plain(value: Any) -> bool:
     return kind in _PLAIN
 
 
-def _refuse(value: Any, path: str) -> None:
+def _refuse(value: Any, path: str, depth: int = 0) -> None:
     """Raise for the first part that can't be stored, with the path to it."""
+    if depth == MAX_DEPTH and isinstance(value, dict | list | tuple):
+        raise InvalidPayload(
+            f"{path:.60}… is nested deeper than {MAX_DEPTH} levels, or contains itself. Flatten "
+            "it, or send that part as a string of JSON."
+        )
     if isinstance(value, str):
         _refuse_text(value, path)
     elif isinstance(value, float):
@@ -125,10 +137,10 @@ def _refuse(value: Any, path: str) -> None:
                     f"{path} has the key {key!r} of type {type(key).__name__}; JSON keys are str."
                 )
             _refuse_text(key, f"a key of {path}")
-            _refuse(item, f"{path}.{key}")
+            _refuse(item, f"{path}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _refuse(item, f"{path}[{index}]")
+            _refuse(item, f"{path}[{index}]", depth + 1)
     elif value is not None and not isinstance(value, int):
         raise InvalidPayload(
             f"{path} is of type {type(value).__name__}, which JSON doesn't have. Convert it "

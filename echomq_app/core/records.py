@@ -141,12 +141,16 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trim did, or would do: the new oldest position, and how many it removes."""
+    """What a trim did, or would do: the new oldest position, and how many it removes.
+
+    `error` says why retention failed for this stream; it is empty where it didn't.
+    """
 
     stream: str
     first_position: int
     trimmed: int
     dry_run: bool
+    error: str = ""
 
 
 def as_record(given: NewRecord | Mapping[str, Any]) -> NewRecord:

@@ -42,7 +42,7 @@ def encoded(args: Any, kwargs: Any) -> bytes:
     except InvalidPayload as refused:
         try:
             plain = normalize_json(values)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise refused from None
         return encode(plain, limit=limit, what=_WHAT)
 

@@ -13,7 +13,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from django.db import connections, transaction
 from django.db.models import Exists, OuterRef
@@ -22,7 +22,8 @@ from .. import engine
 from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..exceptions import WorkerLost
-from ..models import trimming
+from ..models import retention as stream_retention
+from ..models.each import for_each
 from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
 from ..models.queue import Queue
 from ..models.times import as_django, database_now, now
@@ -86,7 +87,8 @@ class Housekeeper:
                 persistent.attempt("sweep", self._sweep, default=None)
                 if time.monotonic() >= self._next_retention:
                     self._next_retention = time.monotonic() + RETENTION_INTERVAL
-                    persistent.attempt("retention", self._retain, default=None, may_take_long=True)
+                    for what in (self._prune_jobs, self._prune_workers, self._trim_streams):
+                        persistent.attempt("retention", what, default=None, may_take_long=True)
                 self._wakeup.wait(pause)
 
     def _promote(self) -> float:
@@ -127,12 +129,17 @@ class Housekeeper:
     def _sweep(self) -> None:
         sweep(self._using)
 
-    def _retain(self) -> None:
+    def _prune_jobs(self) -> None:
         _, more = retention.prune_expired(self._using)
         if more:
             self._next_retention = time.monotonic()
+
+    def _prune_workers(self) -> None:
         Worker.objects.using(self._using).prune()
-        trimming.apply_retention(self._using)
+
+    def _trim_streams(self) -> None:
+        if stream_retention.take_turn(self._using):
+            self._next_retention = time.monotonic()
 
 
 def promote(using: str, queues: Collection[str], at: dt.datetime | None = None) -> set[str]:
@@ -161,11 +168,16 @@ def rescue(using: str) -> int:
         logger.error("event=leases_expired count=%d noticed_by=%s", lost, socket.gethostname())
     abandoned = Job.objects.using(using).abandoned().order_by("pk")
     rescued = 0
+
+    def take(jobs: Sequence[Job]) -> None:
+        nonlocal rescued
+        settlement = settle(using, [_abandoned(job) for job in jobs])
+        journal.publish(settlement.entries)
+        rescued += len(jobs) - len(settlement.later) - len(settlement.lost)
+
     page = list(abandoned[:PAGE])
     while page:
-        settlement = settle(using, [_abandoned(job) for job in page])
-        journal.publish(settlement.entries)
-        rescued += len(page) - len(settlement.later) - len(settlement.lost)
+        for_each(using, page, take, doing="rescue", together=PAGE)
         page = _next_page(abandoned, page)
     return rescued
 
@@ -183,13 +195,17 @@ def sweep(using: str) -> None:
     """
     requests = CancelRequest.objects.using(using)
     waiting = Job.objects.using(using).waiting().cancel_requested().order_by("pk")
+
+    def cancel(jobs: Sequence[Job]) -> None:
+        (job,) = jobs
+        request = requests.filter(job=job).first()
+        if request is not None:
+            with transaction.atomic(using=using):
+                cancel_waiting(using, JobId.parse(job.pk), request.reason, request.kind)
+
     page = list(waiting[:PAGE])
     while page:
-        for job in page:
-            request = requests.filter(job=job).first()
-            if request is not None:
-                with transaction.atomic(using=using):
-                    cancel_waiting(using, JobId.parse(job.pk), request.reason, request.kind)
+        for_each(using, page, cancel, doing="sweep")
         page = _next_page(waiting, page)
     unfinished = Job.objects.filter(pk=OuterRef("job")).exclude(state__in=FINISHED)
     answered = requests.filter(~Exists(unfinished))

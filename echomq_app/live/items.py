@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Protocol
 
 import msgspec
 
-from ..core.frames import WireRecord, encode_record
+from ..core.frames import RecordHead, WireRecord, encode_record, record_head
 from ..core.ids import EventId
 from ..core.payload import decode, encode
 from ..core.records import StoredRecord, StreamRecord
+from ..exceptions import InvalidPayload
 from ..models.times import aware
+
+logger = logging.getLogger("echomq")
 
 _KEPT_MASKS = 16
 _OVERHEAD = 200
@@ -59,20 +63,10 @@ class Filter:
 EVERYTHING = Filter()
 
 
-class _Labels(msgspec.Struct):
-    """What a filter asks about."""
-
-    type: str
-    key: str
-
-
-_labels = msgspec.json.Decoder(_Labels)
-
-
 class Item(StoredRecord, gc=False):
     """One record as JSON, with what a reader has to know to place and filter it."""
 
-    labels: _Labels | None = None
+    labels: RecordHead | None = None
     masked: dict[Hashable, msgspec.Raw | None] | None = None
     size: int = 0
     """How many bytes it holds, about: it grows with what is kept for masks."""
@@ -84,7 +78,7 @@ class Item(StoredRecord, gc=False):
         """Tell whether it is of one of these types and has this key; `None`: any."""
         labels = self.labels
         if labels is None:
-            labels = self.labels = _labels.decode(self.raw)
+            labels = self.labels = record_head(self.raw)
         return (types is None or labels.type in types) and (key is None or labels.key == key)
 
     def shown(
@@ -106,8 +100,7 @@ class Item(StoredRecord, gc=False):
         try:
             return self.masked[key]
         except KeyError:
-            seen = mask(_parsed(self.raw, stream, epoch))
-            raw = None if seen is None else msgspec.Raw(_encoded(seen))
+            raw = self._masked(mask, stream, epoch)
             # Keys for groups of users pay; a key for each user would keep a copy for each.
             if len(self.masked) < _KEPT_MASKS:
                 self.masked[key] = raw
@@ -116,6 +109,25 @@ class Item(StoredRecord, gc=False):
                 if grew is not None:
                     grew(more)
             return raw
+
+    def _masked(self, mask: Mask, stream: str, epoch: str) -> msgspec.Raw | None:
+        """Return what a mask makes of it. What no mask can be asked about, nobody under one sees.
+
+        To fail would end the subscription, which comes again at the same record, for ever.
+        """
+        try:
+            record = _parsed(self.raw, stream, epoch)
+        except (ValueError, RecursionError) as error:
+            _log_left_out(stream, self.position, error)
+            return None
+        seen = mask(record)
+        try:
+            return None if seen is None else msgspec.Raw(_encoded(seen))
+        except InvalidPayload as error:
+            if _is_storable(record):
+                raise  # the mask made it so
+            _log_left_out(stream, self.position, error)
+            return None
 
 
 def mask_key(mask: Mask | None) -> Hashable:
@@ -144,6 +156,24 @@ def _parsed(raw: msgspec.Raw, stream: str, epoch: str) -> StreamRecord:
         headers=decode(bytes(wire.headers)),
         recorded_at=aware(wire.recorded_at, None),
     )
+
+
+def _log_left_out(stream: str, position: int, error: Exception) -> None:
+    logger.error(
+        "event=record_left_out stream=%s position=%d error=%s: %s",
+        stream,
+        position,
+        type(error).__name__,
+        "SQL wrote data that can't be decoded, so no mask can be asked about it.",
+    )
+
+
+def _is_storable(record: StreamRecord) -> bool:
+    try:
+        _encoded(record)
+    except InvalidPayload:
+        return False
+    return True
 
 
 def _encoded(record: StreamRecord) -> bytes:

@@ -20,6 +20,7 @@ from django.db import Error as DatabaseError
 from django.http import QueryDict
 
 from ..core import server_sent
+from ..core.frames import record_head
 from ..core.ids import EventId
 from ..core.tokens import ResumeToken
 from ..exceptions import BadToken, UnknownStream
@@ -191,7 +192,7 @@ class EventStream:
         events = []
         token = ""
         for raw in batch.records:
-            seen = msgspec.json.decode(raw, type=_Seen)
+            seen = record_head(raw)
             token = str(ResumeToken(batch.epoch, seen.position + 1, EventId.parse(seen.id).tail))
             events.append(server_sent.event(bytes(raw), id=token))
         if token != batch.resume:  # what a filter skipped is done with as well
@@ -209,13 +210,6 @@ class EventStream:
             resume=notice.resume,
         )
         return server_sent.event(body, id=notice.resume, name="cursor_expired")
-
-
-class _Seen(msgspec.Struct):
-    """What of a record's JSON makes its token."""
-
-    id: str
-    position: int
 
 
 async def _until_forbidden(identity: access.Identity, name: str, seen: Hashable) -> Reason:

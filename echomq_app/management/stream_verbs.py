@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..core.records import Page, StreamRecord, TrimResult
-from ..models import Outbox, trimming
+from ..models import Outbox, retention
 from ..models import Stream as StreamRow
 from ..models.overview import Overview, named, overview, with_ends
 from ..stream import Stream
@@ -44,7 +44,7 @@ def one_page(pages: Sequence[Page]) -> dict[str, Any]:
 
 def apply_retention(using: str, dry_run: bool) -> list[TrimResult]:
     """Trim every stream to the policy in force."""
-    return trimming.apply_retention(using, dry_run=dry_run)
+    return retention.apply_retention(using, dry_run=dry_run)
 
 
 def relay(using: str, name: str | None) -> list[dict[str, Any]]:

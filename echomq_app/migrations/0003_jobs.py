@@ -43,6 +43,18 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='MaintenanceTurn',
+            fields=[
+                ('name', echomq_app.models.fields.NameField(max_length=40, primary_key=True, serialize=False)),
+                ('due_at', models.DateTimeField()),
+                ('place', models.TextField(blank=True, default='')),
+            ],
+            options={
+                'verbose_name': 'maintenance turn',
+                'verbose_name_plural': 'maintenance turns',
+            },
+        ),
+        migrations.CreateModel(
             name='UniqueWindow',
             fields=[
                 ('key', echomq_app.models.fields.NameField(max_length=255, primary_key=True, serialize=False)),

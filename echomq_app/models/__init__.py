@@ -1,6 +1,7 @@
 """The tables, and the statements that work on them."""
 
 from .job import CancelRequest, Job, JobState
+from .maintenance import MaintenanceTurn
 from .queue import Queue
 from .schedule import Schedule
 from .stream import Outbox, Record, Stream
@@ -11,6 +12,7 @@ __all__ = [
     "CancelRequest",
     "Job",
     "JobState",
+    "MaintenanceTurn",
     "Outbox",
     "Queue",
     "Record",

@@ -149,7 +149,8 @@ def _known_keys(
         some = keys[start : start + 500]
         cursor.execute(
             "SELECT idempotency_key, id, position, recorded_at FROM echomq_record"
-            " WHERE stream_id = %s AND idempotency_key <> '' AND idempotency_key IN ("
+            # In the partial index's own words: SQLite doesn't see that `<> ''` means the same.
+            " WHERE stream_id = %s AND NOT (idempotency_key = '') AND idempotency_key IN ("
             + ", ".join(["%s"] * len(some))
             + ")",
             (stream_id, *some),

@@ -78,8 +78,23 @@ class NameField(_CharField):
         return parameters
 
 
+class UndecodableJSON(str):
+    """The text of a JSON value that Python can't decode. Only SQL can have written it."""
+
+    __slots__ = ()
+
+
 class JSONValueField(_JSONField):
-    """A JSONField in which `None` is JSON's null: data may be that, and is never absent."""
+    """A JSONField in which `None` is JSON's null: data may be that, and is never absent.
+
+    What can't be decoded is its text, so that a page can show it.
+    """
+
+    def from_db_value(self, value: Any, *args: Any) -> Any:
+        try:
+            return super().from_db_value(value, *args)
+        except (RecursionError, ValueError):
+            return UndecodableJSON(value)
 
     def get_db_prep_save(self, value: Any, connection: BaseDatabaseWrapper) -> Any:
         if value is None:

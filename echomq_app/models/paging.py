@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter
+from functools import partial
+from operator import itemgetter
 from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -20,7 +21,7 @@ from ..core.ids import EventId
 from ..core.payload import decode
 from ..core.records import StoredRecord, StreamInfo, StreamRecord, token_of
 from ..core.tokens import Place
-from ..exceptions import UnknownStream
+from ..exceptions import UndecodableRecord, UnknownStream
 from .times import aware, in_utc, now, time_column
 
 # The write cursor is looked up at or above first_position only: below it, a trim under a held
@@ -78,6 +79,9 @@ _PENDING = {
 BEYOND = 2**62
 """Above every position, and one that a column of positions can hold."""
 
+_EVERYTHING = BEYOND // 2
+"""As a window: all positions. Added to `BEYOND` it still fits."""
+
 
 R = TypeVar("R", bound=StreamRecord | StoredRecord)
 S = TypeVar("S", bound=StoredRecord)
@@ -94,6 +98,8 @@ class Snapshot(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     end_tail: str
     pending: bool
     """Rows of this stream wait in the outbox: the relay has work. Only looked for if asked."""
+    undecodable: UndecodableRecord | None = None
+    """The record at `end_cursor`, if it can't be decoded."""
 
 
 class Options(TypedDict, total=False):
@@ -150,7 +156,10 @@ def read_stored_page(
             rest = stored_rest(position, type, key, data, headers, in_utc(at, zone))
             return kind(position, bits, stored_record(bits, rest))
 
-    return _read(using, name, cursor, build, _STORED_COLUMNS, **options)
+    snapshot = _read(using, name, cursor, build, _STORED_COLUMNS, **options)
+    if snapshot.undecodable is not None and not snapshot.records:
+        raise snapshot.undecodable
+    return snapshot
 
 
 def _read(
@@ -169,6 +178,8 @@ def _read(
     connection = connections[using]
     if cursor is not None:
         cursor = min(cursor, BEYOND)
+    if key and types is None:
+        window = _EVERYTHING  # the index has just these records
     filtered = types is not None or key is not None
     sql, parameters = _statement(
         connection.vendor,
@@ -195,18 +206,43 @@ def _read(
         write_cursor=write_cursor,
         tail_before=_tail(before),
     )
-    records = [build(epoch, row[7:]) for row in rows if row[7] is not None]
-    records.sort(key=_position)
+    found = sorted((row[7:] for row in rows if row[7] is not None), key=_position)
+    undecodable = None
+    try:
+        records = [build(epoch, row) for row in found]
+    except (ValueError, RecursionError):
+        records, undecodable = _before_undecodable(name, partial(build, epoch), found)
     start = first if cursor is None else cursor
-    if (len(records) == limit and limit) or (records and not filtered):
+    if undecodable is not None and not records:
+        end, tail = undecodable.position, ""
+    elif undecodable is not None or (len(records) == limit and limit) or (records and not filtered):
         end, tail = records[-1].cursor, records[-1].tail
     elif filtered and end_position is not None and end_position > start:
         end, tail = end_position, _tail(end_id)
     else:
         end, tail = start, _tail(before)
     return Snapshot(
-        place=place, records=records, end_cursor=end, end_tail=tail, pending=bool(pending)
+        place=place,
+        records=records,
+        end_cursor=end,
+        end_tail=tail,
+        pending=bool(pending),
+        undecodable=undecodable,
     )
+
+
+def _before_undecodable(
+    name: str, build: Callable[[Row], R], rows: Sequence[Row]
+) -> tuple[list[R], UndecodableRecord | None]:
+    """Build the records before the first that can't be decoded, and the error for that one."""
+    records: list[R] = []
+    for row in rows:
+        try:
+            records.append(build(row))
+        except (ValueError, RecursionError) as error:
+            why = type(error).__name__
+            return records, UndecodableRecord(stream=name, position=row[1], why=why)
+    return records, None
 
 
 def _statement(
@@ -257,8 +293,9 @@ def _matches(types: Collection[str] | None, key: str | None) -> tuple[str, list[
         sql += f" AND r.type IN ({', '.join(['%s'] * len(types)) or 'NULL'})"
         values += list(types)
     if key is not None:
-        # The second condition lets the planner see that the partial index holds all of them.
-        sql += " AND r.key = %s" + (" AND r.key <> ''" if key else "")
+        # The second condition lets the planner see that the partial index holds all of them. In
+        # the index's own words: SQLite doesn't see that `<> ''` means the same.
+        sql += " AND r.key = %s" + (" AND NOT (r.key = '')" if key else "")
         values.append(key)
     return sql, values
 
@@ -333,7 +370,7 @@ def _record(name: str, epoch: str, zone: dt.tzinfo | None, row: Row) -> StreamRe
     )
 
 
-_position = attrgetter("position")
+_position = itemgetter(1)
 
 
 def _tail(id: Any) -> str:

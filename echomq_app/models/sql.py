@@ -25,6 +25,7 @@ SQL_FILES = ("append_v1.sql", "outbox_v1.sql", "guards_v1.sql", "jobs_v1.sql")
 FUNCTIONS = (
     "echomq_append_v1",
     "echomq_lock_stream_v1",
+    "echomq_too_deep_v1",
     "echomq_fresh_v1",
     "echomq_event_id_v1",
     "echomq_append_on_commit_v1",

@@ -38,6 +38,12 @@ class Stream(models.Model):
     first_position = models.BigIntegerField(
         default=0, help_text=_("Oldest retained position; everything below was trimmed.")
     )
+    expired_from = models.BigIntegerField(
+        null=True,
+        blank=True,
+        editable=False,
+        help_text=_("Oldest trimmed position that may not be deleted yet; empty: there is none."),
+    )
     max_records = models.BigIntegerField(
         null=True, blank=True, help_text=_("Retention: keep the newest so many records.")
     )
@@ -50,6 +56,19 @@ class Stream(models.Model):
         verbose_name = _("stream")
         verbose_name_plural = _("streams")
         ordering = ("name",)
+        # For retention, which must not look at all the streams that have nothing to do with it.
+        indexes = (
+            models.Index(
+                fields=["name"],
+                condition=Q(max_records__isnull=False) | Q(max_age__isnull=False),
+                name="echomq_stream_policy",
+            ),
+            models.Index(
+                fields=["name"],
+                condition=Q(expired_from__isnull=False),
+                name="echomq_stream_expired",
+            ),
+        )
 
     def __str__(self) -> str:
         return str(self.name)
@@ -72,7 +91,7 @@ class Record(models.Model):
     type = models.CharField(max_length=TYPE_MAX, blank=True, default="")
     key = models.CharField(max_length=KEY_MAX, blank=True, default="")
     data = JSONValueField()
-    headers = models.JSONField(default=dict, blank=True)
+    headers = JSONValueField(default=dict, blank=True)
     idempotency_key = models.CharField(max_length=IDEMPOTENCY_KEY_MAX, blank=True, default="")
     recorded_at = models.DateTimeField()
 

@@ -1,30 +1,24 @@
-"""Retention: the oldest position moves first, the records below it go after.
+"""Trimming: the oldest position moves first, the records below it go after.
 
 A reader below the new oldest position is told so from the first commit on, however long
-the deletes take, and a trim that was killed is finished by the next one.
+the deletes take, and a trim that was killed is finished by the next one, or by retention.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import fnmatch
-from typing import Any
 
-from django.db.models import Exists, F, OuterRef
+from django.db.models import F
+from django.db.models.functions import Coalesce
 
-from ..conf import current
-from ..core.names import RESERVED_PREFIX
-from ..core.records import StreamInfo, TrimResult
+from ..core.records import StreamInfo
 from ..exceptions import InvalidArgument, UnknownStream
-from . import paging
-from .overview import Overview, overview, with_ends
-from .stream import Outbox, Record, Stream
+from . import expired, paging
+from .overview import Overview
+from .stream import Outbox, Stream
 from .times import now
 from .transactions import own_transaction, refuse_old_snapshot
 
-_CHUNK = 5_000
-_QUEUE_STREAM_AGE = dt.timedelta(days=7)
 _LONGEST = dt.timedelta(days=36_500)
 
 
@@ -115,26 +109,17 @@ def move_first_position(
         rows = Stream.objects.using(using).filter(name=name, epoch=epoch)
         if not wait and not rows.select_for_update(skip_locked=True, no_key=True):
             return False
-        moved = rows.filter(first_position__lt=target).update(first_position=target)
+        moved = rows.filter(first_position__lt=target).update(
+            first_position=target, expired_from=Coalesce("expired_from", "first_position")
+        )
         return bool(moved) or rows.exists()
 
 
 def delete_below(using: str, name: str) -> int:
     """Delete what lies below the oldest retained position, in chunks; return how many."""
-    row = Stream.objects.using(using).filter(name=name).values("id", "first_position").first()
-    if row is None:
-        return 0
-    expired = Record.objects.using(using).filter(
-        stream_id=row["id"], position__lt=row["first_position"]
-    )
-    deleted = 0
-    while True:
-        lowest = expired.order_by("position").values_list("position", flat=True).first()
-        if lowest is None:
-            return deleted
-        # _raw_delete: no signals, no collection, no look at objects that can't exist.
-        with own_transaction(using):
-            deleted += expired.filter(position__lt=lowest + _CHUNK)._raw_delete(using)
+    row = Stream.objects.using(using).filter(name=name).first()
+    left = None if row is None else expired.expired_of(row)
+    return 0 if left is None else expired.delete(using, [left])
 
 
 def delete_stream(using: str, name: str) -> None:
@@ -155,53 +140,3 @@ def delete_stream(using: str, name: str) -> None:
             rows._raw_delete(using)
     if not found:
         raise UnknownStream(name)
-
-
-def policy(row: Stream) -> tuple[int | None, dt.timedelta | None]:
-    """Return (max_records, max_age) in force: the row's own, else the settings', else ours."""
-    if row.max_records is not None or row.max_age is not None:
-        return row.max_records, row.max_age
-    for pattern, rule in current().RETENTION.items():
-        if fnmatch.fnmatchcase(row.name, pattern):
-            return rule.get("max_records"), _duration(rule.get("max_age"))
-    if row.name.startswith(RESERVED_PREFIX):
-        return None, _QUEUE_STREAM_AGE
-    return None, None
-
-
-def _duration(value: Any) -> dt.timedelta | None:
-    if value is None or isinstance(value, dt.timedelta):
-        return value
-    return dt.timedelta(seconds=value)
-
-
-def apply_retention(using: str, *, dry_run: bool = False) -> list[TrimResult]:
-    """Trim every stream to the policy in force; return what that removed, where it did.
-
-    One statement finds the streams that hold too much, or what a killed trim has left. A
-    stream that is deleted meanwhile is no error; one that an open transaction holds is left
-    for the next time, because that may be hours.
-    """
-    below = Record.objects.filter(stream=OuterRef("pk"), position__lt=OuterRef("first_position"))
-    streams = Stream.objects.using(using).order_by("name")
-    rows: list[Any] = list(with_ends(streams).annotate(has_expired=Exists(below)))
-    results = []
-    for row in rows:
-        with contextlib.suppress(UnknownStream):
-            ends = overview(row)
-            max_records, max_age = policy(row)
-            oldest = target(using, ends, max_records=max_records, max_age=max_age)
-            if not dry_run and (oldest > ends.first_position or row.has_expired):
-                if not move_first_position(using, ends.name, oldest, epoch=ends.epoch, wait=False):
-                    continue
-                delete_below(using, ends.name)
-            if oldest > ends.first_position:
-                results.append(
-                    TrimResult(
-                        stream=ends.name,
-                        first_position=oldest,
-                        trimmed=oldest - ends.first_position,
-                        dry_run=dry_run,
-                    )
-                )
-    return results

@@ -279,7 +279,13 @@ class TestRefusals:
 class TestTrim:
     def test_by_each_limit_with_a_dry_run_first(self, orders: Stream) -> None:
         (result,) = run_json("trim", "orders", "--max-records", "9", "--dry-run")
-        expected = {"stream": "orders", "first_position": 3, "trimmed": 3, "dry_run": True}
+        expected = {
+            "stream": "orders",
+            "first_position": 3,
+            "trimmed": 3,
+            "dry_run": True,
+            "error": "",
+        }
         assert result == expected and orders.info().count == 12
         assert run_json("trim", "orders", "--max-records", "9") == [expected | {"dry_run": False}]
         assert orders.info().first_position == 3

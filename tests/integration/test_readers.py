@@ -20,7 +20,7 @@ from echomq_app.exceptions import (
     InsideTransaction,
     UnknownStream,
 )
-from echomq_app.models import Record, trimming
+from echomq_app.models import Record, retention
 from echomq_app.models import Stream as StreamRow
 from echomq_app.stream import Page, Stream
 from tests.databases import concurrently, in_thread, session
@@ -157,10 +157,10 @@ def test_retention_passes_over_a_stream_that_an_open_transaction_holds() -> None
         stopped.execute("""SELECT echomq_append_v1('b', '[{"data": 1}]')""")
         with connection.cursor() as cursor, transaction.atomic():
             cursor.execute("SET LOCAL lock_timeout = '2s'")
-            results = trimming.apply_retention("default")
+            results = retention.apply_retention("default")
         assert [result.stream for result in results] == ["a", "c"]
         stopped.execute("COMMIT")
-    assert [result.stream for result in trimming.apply_retention("default")] == ["b"]
+    assert [result.stream for result in retention.apply_retention("default")] == ["b"]
     assert Stream("b").info().count == 4
 
 

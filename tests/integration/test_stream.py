@@ -17,7 +17,7 @@ from echomq_app.exceptions import (
     UnknownStream,
     WrongExpectedCursor,
 )
-from echomq_app.models import Record
+from echomq_app.models import Record, trimming
 from echomq_app.stream import NewRecord, Stream, append_all
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -330,7 +330,7 @@ class TestTrim:
 
     def test_interrupted_trim_is_finished_by_the_next(self) -> None:
         stream = filled(10)
-        rewrite("UPDATE echomq_stream SET first_position = 6", [])
+        trimming.move_first_position("default", stream.name, 6, epoch=stream.info().epoch)
         with pytest.raises(CursorExpired):
             stream.read(5)
         assert numbers(stream.read().records) == [6, 7, 8, 9]

@@ -19,6 +19,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "CursorInvalid": {"stream": "orders", "reason": "ahead", "requested": 10, **PLACE},
     "WrongExpectedCursor": {"stream": "orders", "expected": 1, "write_cursor": 2},
     "UnknownStream": {"stream": "orders"},
+    "UndecodableRecord": {"stream": "orders", "position": 3, "why": "RecursionError"},
 }
 KINDS = [
     kind

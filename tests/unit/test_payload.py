@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echomq_app.core.payload import decode, encode, storable
+from echomq_app.core.event import to_wire
+from echomq_app.core.ids import JobId
+from echomq_app.core.payload import MAX_DEPTH, decode, encode, storable
+from echomq_app.core.records import NewRecord, encode_record
 from echomq_app.exceptions import InvalidPayload
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
@@ -64,6 +69,43 @@ def test_deep_and_circular() -> None:
     loop.append(loop)
     with pytest.raises(InvalidPayload, match="contains itself"):
         encode(loop)
+
+
+def nested(depth: int, wrap: Any = lambda inner: [inner]) -> Any:
+    value = wrap(None)
+    for _ in range(depth - 1):
+        value = wrap(value)
+    return value
+
+
+WRAPS = {
+    "list": lambda inner: [1.5, inner],
+    "tuple": lambda inner: (inner, "x"),
+    "dict": lambda inner: {"a": 1.5, "b": inner},
+    "subclass": lambda inner: collections.OrderedDict(a=inner),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("core", [None, [], {}, (), 1.5, 2**70])
+def test_one_depth_for_all(wrap: Any, core: Any) -> None:
+    depth = MAX_DEPTH - isinstance(core, list | dict | tuple)
+    value = core
+    for _ in range(depth):
+        value = wrap(value)
+    assert decode(encode(value)) is not None
+    with pytest.raises(InvalidPayload, match="nested deeper than 100 levels"):
+        encode(wrap(value))
+
+
+def test_the_depth_counts_for_all_that_is_stored_or_sent() -> None:
+    deep = nested(MAX_DEPTH + 1)
+    with pytest.raises(InvalidPayload, match="headers"):
+        encode_record(NewRecord(data=1, headers={"a": deep}), limit=10**6)
+    with pytest.raises(InvalidPayload):
+        encode_record(NewRecord(data=deep), limit=10**6)
+    with pytest.raises(InvalidPayload):
+        to_wire("x", JobId.from_int(0), deep, limit=10**6)
 
 
 def test_members_of_text_choices_are_their_text() -> None:

@@ -109,6 +109,10 @@ class Command(BaseCommand):
         else:
             results = [self._stream(options).trim(**limits, dry_run=options["dry_run"])]
         self._output(options).many(results, stream_verbs.TRIM_COLUMNS)
+        failed = [result for result in results if result.error]
+        if failed:
+            names = ", ".join(result.stream for result in failed)
+            raise CommandError(f"Could not trim {names}: {failed[0].error}. Run it again.")
 
     def _relay(self, options: dict[str, Any]) -> None:
         results = stream_verbs.relay(options["database"], options["name"])

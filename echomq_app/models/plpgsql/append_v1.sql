@@ -34,6 +34,12 @@ BEGIN
             USING ERRCODE = 'EQ001',
             HINT = 'The snapshot is older than the lock. Use echomq_append_on_commit_v1.';
     END IF;
+    IF echomq_too_deep_v1(records) THEN
+        RAISE EXCEPTION 'a record for stream % is nested deeper than 100 levels',
+            quote_literal(stream_name)
+            USING ERRCODE = 'EQ005',
+            HINT = 'Flatten its data and headers, or send the deep part as a string of JSON.';
+    END IF;
     -- As echomq_lock_stream_v1 does: to call it costs more than the look-up.
     SELECT * INTO s FROM echomq_stream WHERE name = stream_name FOR NO KEY UPDATE;
     IF NOT FOUND THEN
@@ -68,15 +74,21 @@ BEGIN
         FROM unnest(fresh) WITH ORDINALITY AS f(n, k)
         JOIN jsonb_array_elements(records) WITH ORDINALITY AS e(value, n) ON e.n = f.n
         ORDER BY f.k;
+        -- A look-up in an index for each, which LIMIT keeps apart: a join on either condition can
+        -- use no index, and reads every record of the stream.
         RETURN QUERY
         SELECT e.n::integer, r.id, r.position, r.recorded_at, f.k IS NULL, s.epoch::text,
                base + cardinality(fresh)
         FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
         LEFT JOIN unnest(fresh) WITH ORDINALITY AS f(n, k) ON f.n = e.n
-        JOIN echomq_record r ON r.stream_id = s.id AND CASE
-            WHEN f.k IS NULL THEN r.idempotency_key = e.value->>'idempotency_key'
-                                  AND r.idempotency_key <> ''
-            ELSE r.position = base + f.k - 1 END
+        CROSS JOIN LATERAL (
+            (SELECT w.id, w.position, w.recorded_at FROM echomq_record w
+             WHERE f.k IS NOT NULL AND w.stream_id = s.id AND w.position = base + f.k - 1 LIMIT 1)
+            UNION ALL
+            (SELECT w.id, w.position, w.recorded_at FROM echomq_record w
+             WHERE f.k IS NULL AND w.stream_id = s.id AND w.idempotency_key <> ''
+                   AND w.idempotency_key = e.value->>'idempotency_key' LIMIT 1)
+        ) AS r
         ORDER BY e.n;
         RETURN;
     END IF;
@@ -137,6 +149,21 @@ BEGIN
 END
 $$;
 
+-- Whether data or headers of a record have arrays and objects inside each other beyond
+-- core/payload.py's MAX_DEPTH: not every reader could decode them, and such a record would stand
+-- in their way. The array and the record are two levels more.
+--
+-- Most arrays of records are too short for that (a level takes 8 bytes) and aren't looked into. Of
+-- a compressed one the size says nothing. Inlined where it is called, so it sets no search_path.
+CREATE OR REPLACE FUNCTION {schema}.echomq_too_deep_v1(records jsonb)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+    SELECT (pg_column_size(records) > 800 OR pg_column_compression(records) IS NOT NULL)
+        AND jsonb_path_exists(
+            records, 'strict $.**{{102}} ? (@.type() == "array" || @.type() == "object")')
+$$;
+
 -- Ordinals of the records that are new: no key, or the first of a key that isn't known.
 CREATE OR REPLACE FUNCTION {schema}.echomq_fresh_v1(of_stream bigint, records jsonb)
 RETURNS integer[]
@@ -149,11 +176,13 @@ AS $$
                row_number() OVER (PARTITION BY e.value->>'idempotency_key' ORDER BY e.n) AS nth
         FROM jsonb_array_elements(records) WITH ORDINALITY AS e(value, n)
     ) AS given
-    WHERE given.key = '' OR nth = 1 AND NOT EXISTS (
-        SELECT FROM echomq_record r
+    -- No NOT EXISTS: the planner may hash that, which reads all keys of the stream.
+    WHERE given.key = '' OR nth = 1 AND (
+        SELECT r.position FROM echomq_record r
         WHERE r.stream_id = of_stream AND r.idempotency_key = given.key
               AND r.idempotency_key <> ''
-    )
+        LIMIT 1
+    ) IS NULL
 $$;
 
 -- RFC 9562 UUIDv7: 48 bits milliseconds, 4 version, 12 + 30 bits position with the 2 of the

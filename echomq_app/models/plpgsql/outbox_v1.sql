@@ -20,6 +20,12 @@ BEGIN
             USING ERRCODE = 'EQ002',
             HINT = 'Names have 1 to 75 ASCII letters, digits, dots, dashes and underscores.';
     END IF;
+    IF echomq_too_deep_v1(records) THEN
+        RAISE EXCEPTION 'a record for stream % is nested deeper than 100 levels',
+            quote_literal(stream_name)
+            USING ERRCODE = 'EQ005',
+            HINT = 'Flatten its data and headers, or send the deep part as a string of JSON.';
+    END IF;
     -- The commit refuses bad records. Where the relay moves them it is too late for that: one
     -- would be in its way for ever.
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')

@@ -1,0 +1,83 @@
+"""What the log's verbs cost doesn't grow with the stream: look-ups in an index, all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from echomq_app.stream import Stream
+from tests.costs import analyze, cost_of, filled_by_sql, one_record_in_each, streams_by_sql
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SMALL, LARGE = 600, 60_000
+
+_number = count()
+
+
+def _new(stream: Stream) -> None:
+    stream.append(1, idempotency_key=f"new {next(_number)}")
+
+
+def _known(stream: Stream) -> None:
+    assert stream.append(1, idempotency_key="i5").duplicate
+
+
+def _new_and_known(stream: Stream) -> None:
+    new = [{"data": n, "idempotency_key": f"new {next(_number)}"} for n in range(100)]
+    known = [{"data": n, "idempotency_key": f"i{n}"} for n in range(100)]
+    receipts = stream.append_many([*new, *known])
+    assert [receipt.duplicate for receipt in receipts] == [False] * 100 + [True] * 100
+
+
+def _by_key(stream: Stream) -> None:
+    page = stream.read(key="k5", limit=100)
+    assert len(page.records) == 6 and page.caught_up
+
+
+VERBS = (_new, _known, _new_and_known, _by_key)
+
+
+def _warm(verb: Callable[[Stream], None], stream: Stream) -> None:
+    for _ in range(7):  # PostgreSQL plans the first five calls of a function by their values
+        verb(stream)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_hundred_times_as_many_records_cost_no_more(verb: Callable[[Stream], None]) -> None:
+    small = filled_by_sql("small", SMALL, keys=SMALL // 6)
+    large = filled_by_sql("large", LARGE, keys=LARGE // 6)
+    analyze()
+    _warm(verb, small)
+    cheap = cost_of(lambda: verb(small))
+    _warm(verb, large)
+    assert cost_of(lambda: verb(large)) <= 2 * cheap
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_nor_among_streams_of_one_record(verb: Callable[[Stream], None]) -> None:
+    """There the planner expects that any index that begins with the stream will do."""
+    streams_by_sql("tiny", 20_000)
+    one_record_in_each()
+    small = filled_by_sql("small", SMALL, keys=SMALL // 6)
+    large = filled_by_sql("large", LARGE // 3, keys=LARGE // 18)
+    analyze()
+    _warm(verb, small)
+    cheap = cost_of(lambda: verb(small))
+    _warm(verb, large)
+    assert cost_of(lambda: verb(large)) <= 2 * cheap
+
+
+def test_a_batch_costs_what_the_one_before_it_cost() -> None:
+    """Keyed batches got slower, each by what all those before it had written."""
+    stream = Stream("orders")
+
+    def batch() -> None:
+        stream.append_many(
+            [{"data": n, "idempotency_key": f"key {next(_number)}"} for n in range(500)]
+        )
+
+    first, *_, last = [cost_of(batch) for _ in range(8)]
+    assert last <= 2 * first
