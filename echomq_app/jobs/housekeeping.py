@@ -25,12 +25,15 @@ from ..exceptions import WorkerLost
 from ..models import trimming
 from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
 from ..models.queue import Queue
+from ..models.schedule import Schedule
 from ..models.times import as_django, database_now, now
 from ..models.worker import Worker
 from . import journal, retention, schedule
+from .claims import ClaimedJob
 from .connections import service_connection
 from .control import cancel_waiting
 from .outcomes import Ending, Outcome, error_record
+from .schedule_claims import HOLD
 from .transitions import settle
 from .wakeup import Wakeup
 
@@ -110,14 +113,15 @@ class Housekeeper:
 
     def _tick(self) -> float:
         """Enqueue recurring jobs that are due; return the seconds to the next one."""
+        hold = max(HOLD, 4 * self._interval)
         if self._schedules is None:
             found = schedule.configured()
-            schedule.sync(self._using, found, database_now(self._using))
+            schedule.sync(self._using, found, database_now(self._using), hold)
             Queue.objects.using(self._using).ensure(self._queues)
             self._schedules = found
         if not self._schedules:
             return self._interval
-        next_in = schedule.run_due(self._using, self._schedules, database_now(self._using))
+        next_in = schedule.run_due(self._using, self._schedules, database_now(self._using), hold)
         return self._interval if next_in is None else max(SHORTEST, min(next_in, self._interval))
 
     def _rescue(self) -> None:
@@ -132,6 +136,7 @@ class Housekeeper:
         if more:
             self._next_retention = time.monotonic()
         Worker.objects.using(self._using).prune()
+        Schedule.objects.using(self._using).prune(database_now(self._using))
         trimming.apply_retention(self._using)
 
 
@@ -215,4 +220,6 @@ def _abandoned(job: Job) -> Outcome:
         options=job.options,
         errors=job.errors,
         error=error_record(error, attempt=job.attempt, worker=job.worker_name, at=at),
+        claimed=ClaimedJob.of(job),
+        exception=error,
     )
