@@ -149,14 +149,15 @@ class Announcer:
                 self._running = True
             self._changed.notify_all()
 
-    def close(self, timeout: float) -> int:
-        """Announce what there is, for at most `timeout` seconds; return how many are left."""
+    def close(self, timeout: float) -> None:
+        """Announce what there is, for at most `timeout` seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._running, timeout)
             self._closing = False
-            return len(self._ends)
+            if self._ends:
+                logger.warning("event=announcements_left count=%d", len(self._ends))
 
     def _run(self) -> None:
         closed_at = 0.0
