@@ -3,6 +3,7 @@
 EchoMQError
 ├── InvalidName            a stream, queue, type or key that can't be one
 ├── InvalidPayload         data that JSON or the database can't hold
+│   └── InvalidResult      recorded for a job whose handler returned such data
 ├── InvalidArgument        a limit, a time or an option out of its range
 ├── WrongBrand             an id of another kind (JOB where EVT is due)
 ├── CursorError            a reader's place in a stream is no longer one
@@ -48,6 +49,10 @@ class InvalidName(EchoMQError, ValueError):
 
 class InvalidPayload(EchoMQError, ValueError):
     """Data that isn't strict JSON, can't be stored, or is too large."""
+
+
+class InvalidResult(InvalidPayload):
+    """Recorded as the error of a job that returned what can't be stored. It isn't run again."""
 
 
 class InvalidArgument(EchoMQError, ValueError):

@@ -7,9 +7,11 @@ grows by a line for each start, so a test sees starts that left nothing in the d
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,65 @@ def echo(value: Any) -> Any:
 @task
 def returns_a_set() -> Any:
     return {1, 2}
+
+
+class Unreadable(Sequence[int]):
+    """A sequence that can't be read, as one of rows that are gone."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: Any) -> Any:
+        raise KeyError("gone")
+
+
+def endless() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+UNSTORABLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "a model instance": (lambda: [Worker()], "result[0]"),
+    "a key that is no text": (lambda: {"a": {1: "a"}}, "result.a"),
+    "a date": (lambda: {"when": [dt.date(2026, 1, 1)]}, "result.when[0]"),
+    "too long": (lambda: "x" * (2 << 20), "MAX_RECORD_BYTES"),
+    "NaN": (lambda: [1, float("nan")], "result[1]"),
+    "NUL": (lambda: "a\0", "NUL"),
+    "endless": (endless, "nested too deeply"),
+    "unreadable": (Unreadable, "KeyError"),
+}
+"""What no job can return, and what the error says."""
+
+
+@task
+@job_options(max_attempts=3, backoff=0)
+def returns(what: str, trace: str) -> Any:
+    mark(trace, "ran")
+    return UNSTORABLE[what][0]()
+
+
+@task
+@job_options(max_attempts=3, backoff=0)
+async def areturns(what: str, trace: str) -> Any:
+    mark(trace, "ran")
+    return UNSTORABLE[what][0]()
+
+
+@task
+@job_options(max_attempts=3, backoff=0)
+async def returns_and_cancels_everything(trace: str) -> str:
+    """Leave behind a cancel of all that runs on the loop, as the end of a library may be."""
+    mark(trace, "ran")
+
+    def cancel_all() -> None:
+        for running in asyncio.all_tasks():
+            running.cancel()
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(cancel_all)
+    loop.call_soon(loop.call_soon, cancel_all)
+    return "done"
 
 
 @task
@@ -155,6 +216,41 @@ def until_cancelled(context: JobContext, trace: str, then: str = "stop") -> str:
         time.sleep(60)
     context.check()
     raise AssertionError("the token was not cancelled")
+
+
+def report_oddly(context: JobContext) -> str:
+    """Report what is no progress, more than all, and at last all."""
+    report: Any = context.progress
+    odd: list[Any] = ["50 %", None, [], NoText()]
+    for given in odd:
+        report(given)
+    report(1, [])
+    report(float("nan"), "a\0\ud800b")
+    report(1001, 1000, "x" * 100_000)
+    report(0, 0, "nothing to do")
+    return "done"
+
+
+@task(takes_context=True)
+@job_options(max_attempts=3, backoff=0)
+def reports_oddly(context: JobContext) -> str:
+    return report_oddly(context)
+
+
+@task(takes_context=True)
+@job_options(max_attempts=3, backoff=0)
+async def areports_oddly(context: JobContext) -> str:
+    return report_oddly(context)
+
+
+@task(takes_context=True)
+@job_options(max_attempts=3, backoff=0)
+def reports_in_a_broken_transaction(context: JobContext) -> str:
+    """Go on in a transaction that is to be rolled back, as one does who cleans up."""
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        context.progress(1, 2)
+    return "done"
 
 
 @task(takes_context=True)

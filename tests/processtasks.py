@@ -21,7 +21,7 @@ from echomq_app.exceptions import JobCancelled
 from echomq_app.jobs.context import JobContext
 from echomq_app.jobs.options import job_options
 from echomq_app.jobs.tasks_api import task
-from tests.jobtasks import mark
+from tests.jobtasks import UNSTORABLE, mark, report_oddly
 
 
 class CannotBeRebuilt(Exception):
@@ -98,6 +98,12 @@ def reports(context: JobContext, times: int) -> float:
     return time.monotonic() - began
 
 
+@task(takes_context=True)
+@job_options(process=True, max_attempts=3, backoff=0)
+def reports_oddly(context: JobContext) -> str:
+    return report_oddly(context)
+
+
 @task
 @job_options(process=True, max_attempts=1)
 def raises() -> None:
@@ -108,6 +114,13 @@ def raises() -> None:
 @job_options(process=True, max_attempts=1)
 def returns_a_set() -> Any:
     return {1, 2}
+
+
+@task
+@job_options(process=True, max_attempts=3, backoff=0)
+def returns(what: str, trace: str) -> Any:
+    mark(trace, "ran")
+    return UNSTORABLE[what][0]()
 
 
 @task

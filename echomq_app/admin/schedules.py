@@ -7,6 +7,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Schedule
+from ..models.times import now_as_django
 from . import rendering
 from .readonly import ReadOnlyAdmin
 
@@ -15,7 +16,10 @@ from .readonly import ReadOnlyAdmin
 class ScheduleAdmin(ReadOnlyAdmin):
     """Lists the schedules that workers know of, by name."""
 
-    list_display = ("name", "task_path", "cron", "timezone", "next_tick", "last_tick", "last_job")
+    list_display = (
+        *("name", "task_path", "cron", "timezone", "next_tick", "last_tick", "last_job"),
+        "claim",
+    )
     fields = (*list_display, "error")
     readonly_fields = fields
 
@@ -35,6 +39,13 @@ class ScheduleAdmin(ReadOnlyAdmin):
             return rendering.EMPTY
         id = schedule.last_job_id
         return rendering.link(self.url("job", "change", id), str(id))
+
+    @admin.display(description=_("in the settings of a worker"))
+    def claim(self, schedule: Schedule) -> SafeString | str:
+        until = schedule.claimed_until
+        if until is None or until < now_as_django():
+            return rendering.badge("failed", _("No"))
+        return rendering.badge("completed", _("Yes"))
 
     @admin.display(description=_("error"))
     def error(self, schedule: Schedule) -> SafeString | str:

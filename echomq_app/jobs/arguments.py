@@ -1,4 +1,6 @@
-"""The arguments of a call as JSON text: what is no JSON is made plain, as Django does, or refused.
+"""Arguments and results of a job as JSON text.
+
+What isn't JSON is made plain, as Django does, or refused.
 
 Before any I/O, and within `ECHOMQ["MAX_RECORD_BYTES"]` for each call.
 """
@@ -11,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..conf import current
 from ..core.payload import encode
-from ..exceptions import InvalidArgument, InvalidPayload
+from ..exceptions import InvalidArgument, InvalidPayload, InvalidResult
 from .tasks_api import normalize_json
 
 BATCH = 500
@@ -35,16 +37,33 @@ class Batch(NamedTuple):
 
 def encoded(args: Any, kwargs: Any) -> bytes:
     """Return `{"args": [...], "kwargs": {...}}`. Raises `InvalidPayload`."""
-    values = {"args": args, "kwargs": kwargs}
+    return _encoded({"args": args, "kwargs": kwargs}, _WHAT)
+
+
+def as_result(value: Any) -> str:
+    """Return what a handler returned as JSON text, by the rules of arguments.
+
+    Raises `InvalidResult`, whatever the value itself raises when it is read.
+    """
+    try:
+        return _encoded(value, "the result").decode()
+    except Exception as error:
+        said = str(error) if isinstance(error, InvalidPayload) else repr(error)
+        raise InvalidResult(
+            f"The handler returned, but its result can't be stored: {said} The job isn't run again."
+        ) from error
+
+
+def _encoded(value: Any, what: str) -> bytes:
     limit = current().MAX_RECORD_BYTES
     try:
-        return encode(values, limit=limit, what=_WHAT)
+        return encode(value, limit=limit, what=what)
     except InvalidPayload as refused:
         try:
-            plain = normalize_json(values)
+            plain = normalize_json(value)
         except (TypeError, ValueError, RecursionError):
             raise refused from None
-        return encode(plain, limit=limit, what=_WHAT)
+        return encode(plain, limit=limit, what=what)
 
 
 def checked(calls: Iterable[Any]) -> list[Call]:

@@ -30,12 +30,12 @@ from ..exceptions import InvalidArgument, InvalidName, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
 from ..models.times import as_django, aware
-from .arguments import Call, checked, encoded, encoded_many
+from .arguments import Call, as_result, checked, encoded, encoded_many
 from .enqueueing import NewJob, enqueue
 from .enqueueing_many import enqueue_many
 from .options import JobOptions
 from .results import JobResult, result_of, results_like
-from .tasks import EchoMQTask, options_of
+from .tasks import EchoMQTask, checking_result, options_of
 from .tasks_api import (
     DEFAULT_TASK_BACKEND_ALIAS,
     BaseTaskBackend,
@@ -230,9 +230,13 @@ class EchoMQImmediateBackend(ImmediateBackend):
         _validate(task, self.options)
 
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> Any:
-        """Run the task. Raises `InvalidPayload` as EchoMQBackend does."""
+        """Run the task. Raises `InvalidPayload` as EchoMQBackend does.
+
+        A result that can't be stored makes the task a failed one, with `InvalidResult`.
+        """
         encoded(args, kwargs)
-        return super().enqueue(task, args, kwargs)
+        with checking_result(as_result):
+            return super().enqueue(task, args, kwargs)
 
     def enqueue_many(self, task: Task, calls: Iterable[Call]) -> list[Any]:
         """Run the calls, one after the other, if EchoMQBackend takes all of them."""

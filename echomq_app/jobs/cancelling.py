@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from .. import engine
@@ -44,12 +45,9 @@ def cancel_batch(using: str, ids: Sequence[Any], reason: str, kind: str) -> dict
         worker=None,
     )
     cancelled = list(
-        jobs.filter(pk__in=ids, state=JobState.CANCELLED, finished_at=at)
-        .only("queue", "task_path", "state", "attempt")
-        .order_by("pk")
+        jobs.filter(pk__in=ids, state=JobState.CANCELLED, finished_at=at).order_by("pk")
     )
-    more = {"reason": reason or None, "kind": kind, "finished_at": journal.timestamp(at)}
-    record_steps(using, cancelled, journal.CANCELLED, at, more)
+    _record_ends(using, cancelled, reason, kind, at)
     counts: dict[CancelAnswer, int] = {"cancelled": len(cancelled), "requested": 0, "finished": 0}
     done = {job.pk for job in cancelled}
     for id in ids:
@@ -89,8 +87,7 @@ def cancel_waiting(using: str, id: JobId, reason: str, kind: str) -> bool:
         reason, kind = earlier.reason, earlier.kind
         jobs.filter(pk=id).update(cancel_reason=reason, cancel_kind=kind)
         earlier.delete()
-    more = {"reason": reason or None, "kind": kind, "finished_at": journal.timestamp(at)}
-    record_step(using, jobs.get(pk=id), journal.CANCELLED, at, more)
+    _record_ends(using, [jobs.get(pk=id)], reason, kind, at)
     return True
 
 
@@ -128,6 +125,21 @@ def _insert_request(using: str, id: JobId, reason: str, kind: str) -> bool:
             (id.hex, reason, kind, stored(now(), connection)),
         )
         return bool(cursor.rowcount)
+
+
+def _record_ends(using: str, jobs: Sequence[Job], reason: str, kind: str, at: dt.datetime) -> None:
+    """Write that these jobs are cancelled; publish and announce it after the commit."""
+    more = {"reason": reason or None, "kind": kind, "finished_at": journal.timestamp(at)}
+    record_steps(using, jobs, journal.CANCELLED, at, more)
+    after_commit(using, partial(_announce, jobs))
+
+
+def _announce(jobs: Sequence[Job]) -> None:
+    try:
+        from . import announcing  # needs Django's tasks, which a process that cancels may lack
+    except ImproperlyConfigured:
+        return
+    announcing.cancelled(jobs)
 
 
 def record_step(using: str, job: Job, event: str, at: dt.datetime, more: dict[str, Any]) -> None:

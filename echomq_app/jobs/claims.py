@@ -17,14 +17,14 @@ import datetime as dt
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from django.db import connections, transaction
 
 from ..core.ids import JobId
 from ..core.payload import decode
-from ..models.job import JobState
-from ..models.times import from_cursor
+from ..models.job import Job, JobState
+from ..models.times import aware, from_cursor
 from . import claims_sqlite, journal
 from .connections import read_committed
 from .journal import Entry
@@ -58,6 +58,17 @@ class ClaimedJob:
     started_at: dt.datetime
     attempted_at: dt.datetime
     worker_name: str
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return the claim that a running job's row says it has."""
+        values = {field.name: getattr(job, field.name) for field in dataclasses.fields(cls)}
+        times = {
+            name: aware(value, None)
+            for name, value in values.items()
+            if isinstance(value, dt.datetime)
+        }
+        return cls(**{**values, **times})
 
 
 @dataclasses.dataclass(slots=True)

@@ -178,8 +178,17 @@ class Completer:
         except UNSTORABLE as error:
             logger.exception("event=outcome_not_storable job=%s", outcome.id)
             record = error_record(error, attempt=outcome.attempt, worker="", at=now())
+            # What has returned, or has stopped, is not run again because of what it says.
+            returned = outcome.ending is Ending.RETURNED
             substitute = dataclasses.replace(
-                outcome, ending=Ending.RAISED, result=None, error=record, errors=[], progress=None
+                outcome,
+                ending=Ending.UNSTORABLE if returned else outcome.ending,
+                result=None,
+                error=record,
+                exception=error,
+                errors=[],
+                reason=None,
+                progress=None,
             )
             settlement = settle(self._using, [substitute])
         self._settled([outcome], settlement)

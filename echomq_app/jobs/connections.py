@@ -27,6 +27,7 @@ TRANSIENT = (OperationalError, InterfaceError, DatabaseLocked)
 """What a moment later may go well: no connection, a lock, a deadlock, a full pool."""
 
 _PLAIN = "_echomq_read_committed"
+_thread = threading.local()
 
 T = TypeVar("T")
 
@@ -49,10 +50,17 @@ def service_connection(
     watch = Watch(purpose, patience)
     with private_connection(using, purpose):
         watchdog.add(watch)
+        _thread.serves = True
         try:
             yield Persistent(using, wakeup, watch, longest_pause)
         finally:
+            _thread.serves = False
             watchdog.remove(watch)
+
+
+def in_service_thread() -> bool:
+    """Return whether this thread has a `service_connection`: a project's code can't run here."""
+    return getattr(_thread, "serves", False)
 
 
 def read_committed(using: str) -> AbstractContextManager[Any]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self, SupportsFloat, overload
+
+from django.utils.functional import Promise
 
 from .. import cancel as cancellation
 from ..cancel import CancelToken
 from ..core.ids import JobId, new_job_id
 from ..core.payload import storable
-from ..exceptions import InvalidArgument
 from ..models.job import NOTE_MAX
 from .tasks_api import TaskContext, TaskResult
+
+logger = logging.getLogger("echomq.jobs")
 
 Report = Callable[[float, str], None]
 
@@ -34,6 +38,7 @@ class JobContext(TaskContext):  # type: ignore[misc]  # frozen, in Django itself
     cancel: CancelToken
     _attempt: int = 1
     _report: Report = _nobody_listens
+    _warned: list[bool] = dataclasses.field(default_factory=list, repr=False)
 
     @property
     def attempt(self) -> int:
@@ -44,18 +49,47 @@ class JobContext(TaskContext):  # type: ignore[misc]  # frozen, in Django itself
         """Raise `JobCancelled` if the job should stop. A safe point; costs nothing."""
         cancellation.check_or_raise(self.cancel)
 
-    def progress(self, fraction: float, note: str = "") -> None:
-        """Say how far the job is: 0 to 1, and a short text.
+    @overload
+    def progress(self, done: SupportsFloat, note: str, /) -> None: ...
+    @overload
+    def progress(self, done: SupportsFloat, *, note: str = ...) -> None: ...
+    @overload
+    def progress(self, done: SupportsFloat, total: SupportsFloat, note: str = ...) -> None: ...
+    def progress(self, done: Any, total: Any = None, note: Any = "") -> None:
+        """Report how far the job is, as a fraction or as `done` of `total`, and a short text.
 
-        Returns at once. The worker stores and publishes the newest of a job's reports a
-        few times a second, so call it as often as you like. `note` is cut to 255
-        characters. Raises `InvalidArgument` for a fraction outside 0 to 1.
+            context.progress(0.25, "halfway to the middle")
+            context.progress(number, len(readers), reader.name)
+
+        Never raises and never waits: a report can't fail the job. A fraction below 0 is
+        stored as 0, above 1 as 1, and NaN as 0; 0 of 0 is 1. `note` is cut to 255 characters.
+        What is not a number is dropped, with one warning in the log for each attempt. The worker
+        stores and publishes the newest report a few times a second, so call it as often as
+        you like.
         """
-        if not 0 <= fraction <= 1:  # NaN isn't, either
-            raise InvalidArgument(f"Progress is a fraction from 0 to 1, not {fraction!r}.")
-        self._report(float(fraction), storable(str(note))[:NOTE_MAX])
+        if isinstance(total, str | Promise):
+            total, note = None, total
+        try:
+            text = storable(str(note)[:NOTE_MAX])
+            self._report(_fraction(done, 1 if total is None else total), text)
+        except Exception as error:
+            if not self._warned:
+                self._warned.append(True)
+                logger.warning(
+                    "event=progress_failed job=%s attempt=%d error=%r",
+                    *(self.job_id, self._attempt, error),
+                    exc_info=error,
+                )
 
     @classmethod
     def detached(cls, task_result: TaskResult) -> Self:
         """Make one where no worker is: a token that nobody cancels, progress nobody sees."""
         return cls(task_result=task_result, job_id=new_job_id(), cancel=cancellation.new())
+
+
+def _fraction(done: Any, total: Any) -> float:
+    """Return `done / total` from 0 to 1. Raises what comparing or dividing them raises."""
+    if total <= 0 or done >= total:
+        return 1.0
+    found = float(done) / float(total)
+    return found if 0 < found < 1 else 0.0  # NaN is neither

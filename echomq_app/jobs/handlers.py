@@ -17,26 +17,29 @@ from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, TypeAlias
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections
 from django.db.transaction import TransactionManagementError
 
-from ..conf import current
-from ..core.payload import encode
-from ..exceptions import InvalidPayload, JobCancelled
+from ..exceptions import InvalidResult, JobCancelled
 from ..models.job import KIND_MAX
-from ..models.times import as_django, now
+from ..models.times import now
+from .announcing import send
+from .arguments import as_result
 from .connections import drop_open_transactions, open_transactions
 from .context import JobContext, Report
 from .outcomes import REASON_MAX, Ending, Outcome, error_record, storable_text
-from .results import JobResult, error_of, result_of_claim
-from .running import Asked, RunningJob
+from .results import JobResult, backend_of, result_of_claim
+from .running import RunningJob
 from .tasks import backend_class, load_task
-from .tasks_api import Task, TaskResultStatus, normalize_json, task_finished, task_started
+from .tasks_api import Task, task_started
 
 logger = logging.getLogger("echomq.jobs")
+
+_Handled: TypeAlias = tuple[Any, BaseException | None]
+"""What a handler returned, or raised."""
 
 _thread = threading.local()
 _JUST_NOW = 0.1
@@ -60,7 +63,7 @@ def prepare(job: RunningJob, report: Report) -> Call | Outcome | None:
     claimed = job.claimed
     try:
         task = load_task(claimed.task_path)
-        result = result_of_claim(claimed, task)
+        result = result_of_claim(claimed, task, backend_of(claimed.options))
         args = list(claimed.arguments["args"])
         kwargs = dict(claimed.arguments["kwargs"])
     except BaseException as error:  # noqa: BLE001  (an import may even exit)
@@ -109,7 +112,7 @@ def _whole(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def run_here(call: Call, function: Callable[..., Any]) -> Outcome | None:
     """Call `function` as the handler, with the connections as they are."""
-    _send(task_started, call)
+    send(task_started, call.backend, call.result)
     process = os.getpid()
     try:
         value = function(*call.args, **call.kwargs)
@@ -133,21 +136,29 @@ async def run_async(call: Call) -> Outcome | None:
     """Call the handler on this loop; what it does in threads has a thread of its own."""
     async with ThreadSensitiveContext():
         try:
-            await sync_to_async(_send)(task_started, call)
+            await sync_to_async(send)(task_started, call.backend, call.result)
             # A task of its own: a cancel that the handler or its library aims at the running
             # task, and that comes when it has returned, must not hit what follows here.
             handler = asyncio.ensure_future(_handle(call))
-            await asyncio.wait([handler])
-            value, error = (None, CancelledError()) if handler.cancelled() else handler.result()
-            if error is not None:
-                return await sync_to_async(_ended_async)(call, error)
-            return await sync_to_async(_returned)(call, value)
+            try:
+                await asyncio.wait([handler])
+                return await sync_to_async(_end_of)(call, handler)
+            except CancelledError:
+                # Something on this loop cancels every task. A handler that has ended has ended.
+                if not handler.done():
+                    raise
+                return _end_of(call, handler) or call.job.outcome
         finally:
             # The thread ends with the context: a connection kept there would leak.
             await sync_to_async(connections.close_all)()
 
 
-async def _handle(call: Call) -> tuple[Any, BaseException | None]:
+def _end_of(call: Call, handler: asyncio.Future[_Handled]) -> Outcome | None:
+    value, error = (None, CancelledError()) if handler.cancelled() else handler.result()
+    return _returned(call, value) if error is None else _ended(call, error)
+
+
+async def _handle(call: Call) -> _Handled:
     """Return what the handler returned, or raised: asyncio would let some errors end the loop."""
     try:
         return await call.task.func(*call.args, **call.kwargs), None
@@ -162,63 +173,40 @@ def not_begun(job: RunningJob) -> Outcome | None:
 
 
 def broken(job: RunningJob, error: BaseException) -> Outcome | None:
-    """Say how an attempt ended that nothing here foresaw."""
+    """Return the outcome of an attempt in which something unforeseen was raised.
+
+    If the handler has ended before, that counts.
+    """
+    if job.finished:
+        logger.warning("event=cleanup_failed job=%s", job.claimed.id, exc_info=error)
+        return job.outcome
     return _raised(job, error) or job.outcome
 
 
 def _returned(call: Call, value: Any) -> Outcome | None:
     try:
-        plain = normalize_json(value)
-        text = encode(plain, limit=current().MAX_RECORD_BYTES, what="the job's result").decode()
-    except (TypeError, ValueError) as error:
-        try:
-            raise InvalidPayload(f"The job's result can't be stored as JSON: {error}") from error
-        except InvalidPayload as refused:
-            return _ended(call, refused)
-    _finish_result(call, TaskResultStatus.SUCCESSFUL, plain)
+        text = as_result(value)
+    except InvalidResult as error:
+        return _raised(call.job, error, Ending.UNSTORABLE)
     return call.job.finish(Ending.RETURNED, at=now(), result=text)
 
 
-def _ended_async(call: Call, error: BaseException) -> Outcome | None:
-    # In another thread the exception isn't the current one; receivers log the current one.
-    try:
-        raise error
-    except BaseException:  # noqa: BLE001
-        return _ended(call, error)
-
-
 def _ended(call: Call, error: BaseException) -> Outcome | None:
-    """Say what an exception means. Called while it is handled."""
+    """Return the outcome of a handler that raised."""
     job = call.job
-    if isinstance(error, JobCancelled):
-        if job.timed_out:
-            error = _timeout_of(error)
-        else:
-            return _stopped(call, error)
-    outcome = _raised(job, error)
-    if outcome is not None and _is_last(job):
-        if outcome.error is not None:
-            call.result.errors.append(error_of(outcome.error))
-        _finish_result(call, TaskResultStatus.FAILED)
-    return outcome
-
-
-def _stopped(call: Call, error: JobCancelled) -> Outcome | None:
-    job = call.job
+    if not isinstance(error, JobCancelled):
+        return _raised(job, error)
+    if job.timed_out:
+        return _raised(job, _timeout_of(error))
     # A handler may raise JobCancelled with anything.
     reason = None if error.reason is None else storable_text(error.reason, REASON_MAX)
     kind = storable_text(error.kind or "user", KIND_MAX)[:KIND_MAX]
-    outcome = job.finish(Ending.STOPPED, at=now(), reason=reason, kind=kind)
-    if outcome is not None and not outcome.by_worker:
-        record = error_record(
-            error, attempt=outcome.attempt, worker=job.claimed.worker_name, at=outcome.at
-        )
-        call.result.errors.append(error_of(record))
-        _finish_result(call, TaskResultStatus.FAILED)
-    return outcome
+    return job.finish(Ending.STOPPED, at=now(), reason=reason, kind=kind)
 
 
-def _raised(job: RunningJob, error: BaseException) -> Outcome | None:
+def _raised(
+    job: RunningJob, error: BaseException, ending: Ending = Ending.RAISED
+) -> Outcome | None:
     at = now()
     claimed = job.claimed
     record = error_record(error, attempt=claimed.attempt, worker=claimed.worker_name, at=at)
@@ -231,43 +219,10 @@ def _raised(job: RunningJob, error: BaseException) -> Outcome | None:
         record["class"],
         exc_info=error,
     )
-    return job.finish(Ending.RAISED, at=at, error=record)
+    return job.finish(ending, at=at, error=record, exception=error)
 
 
 def _timeout_of(error: JobCancelled) -> TimeoutError:
     timeout = TimeoutError(error.reason or "the job's timeout passed")
     timeout.__cause__ = error
     return timeout
-
-
-def _is_last(job: RunningJob) -> bool:
-    """Tell whether this failure is the end, as far as this worker knows."""
-    claimed = job.claimed
-    return job.asked is Asked.CANCEL or claimed.attempt >= claimed.max_attempts
-
-
-def _finish_result(call: Call, status: Any, value: Any = None) -> None:
-    for name, new in (
-        ("status", status),
-        ("finished_at", as_django(now())),
-        ("_return_value", value),
-    ):
-        object.__setattr__(call.result, name, new)
-    _send(task_finished, call)
-
-
-def _send(signal: Any, call: Call) -> None:
-    """Send one of Django's task signals. A receiver's error is its own."""
-    try:
-        responses = signal.send_robust(call.backend, task_result=call.result)
-    except BaseException as error:  # not even SystemExit is the job's
-        logger.exception("event=receiver_failed job=%s error=%r", call.job.claimed.id, error)
-        return
-    for receiver, response in responses:
-        if isinstance(response, Exception):
-            logger.error(
-                "event=receiver_failed receiver=%r job=%s",
-                receiver,
-                call.job.claimed.id,
-                exc_info=response,
-            )

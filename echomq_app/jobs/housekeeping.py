@@ -26,12 +26,15 @@ from ..models import retention as stream_retention
 from ..models.each import for_each
 from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
 from ..models.queue import Queue
+from ..models.schedule import Schedule
 from ..models.times import as_django, database_now, now
 from ..models.worker import Worker
 from . import journal, retention, schedule
+from .claims import ClaimedJob
 from .connections import service_connection
 from .control import cancel_waiting
 from .outcomes import Ending, Outcome, error_record
+from .schedule_claims import HOLD
 from .transitions import settle
 from .wakeup import Wakeup
 
@@ -63,6 +66,10 @@ class Housekeeper:
         self._on_ready = on_ready
         self._wakeup = Wakeup()
         self._next_retention = time.monotonic() + RETENTION_INTERVAL
+        self._retention = (
+            *(self._prune_jobs, self._prune_workers, self._prune_schedules),
+            self._trim_streams,
+        )
         self._schedules: list[schedule.Entry] | None = None
         self._thread = threading.Thread(target=self._run, name="echomq-housekeeper", daemon=True)
 
@@ -87,7 +94,7 @@ class Housekeeper:
                 persistent.attempt("sweep", self._sweep, default=None)
                 if time.monotonic() >= self._next_retention:
                     self._next_retention = time.monotonic() + RETENTION_INTERVAL
-                    for what in (self._prune_jobs, self._prune_workers, self._trim_streams):
+                    for what in self._retention:
                         persistent.attempt("retention", what, default=None, may_take_long=True)
                 self._wakeup.wait(pause)
 
@@ -112,14 +119,15 @@ class Housekeeper:
 
     def _tick(self) -> float:
         """Enqueue recurring jobs that are due; return the seconds to the next one."""
+        hold = max(HOLD, 4 * self._interval)
         if self._schedules is None:
             found = schedule.configured()
-            schedule.sync(self._using, found, database_now(self._using))
+            schedule.sync(self._using, found, database_now(self._using), hold)
             Queue.objects.using(self._using).ensure(self._queues)
             self._schedules = found
         if not self._schedules:
             return self._interval
-        next_in = schedule.run_due(self._using, self._schedules, database_now(self._using))
+        next_in = schedule.run_due(self._using, self._schedules, database_now(self._using), hold)
         return self._interval if next_in is None else max(SHORTEST, min(next_in, self._interval))
 
     def _rescue(self) -> None:
@@ -136,6 +144,9 @@ class Housekeeper:
 
     def _prune_workers(self) -> None:
         Worker.objects.using(self._using).prune()
+
+    def _prune_schedules(self) -> None:
+        Schedule.objects.using(self._using).prune(database_now(self._using))
 
     def _trim_streams(self) -> None:
         if stream_retention.take_turn(self._using):
@@ -231,4 +242,6 @@ def _abandoned(job: Job) -> Outcome:
         options=job.options,
         errors=job.errors,
         error=error_record(error, attempt=job.attempt, worker=job.worker_name, at=at),
+        claimed=ClaimedJob.of(job),
+        exception=error,
     )

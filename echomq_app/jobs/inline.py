@@ -6,6 +6,7 @@ its lease: for tests (`echomq_app.testing.run_jobs`).
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import itertools
 import os
@@ -30,6 +31,14 @@ from .transitions import settle, write_progress
 
 NAME = "run_jobs"
 _LEASE = 86_400.0
+
+
+def _is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Inline:
@@ -103,5 +112,7 @@ class Inline:
 
     def _report(self, job: RunningJob, fraction: float, note: str) -> None:
         job.progress = (fraction, note)
-        write_progress(self._using, [(job.claimed.id, job.claimed.fence, fraction, note)])
+        # On a loop nothing can be written here; the end of the attempt writes it anyway.
+        if not _is_on_a_loop():
+            write_progress(self._using, [(job.claimed.id, job.claimed.fence, fraction, note)])
         journal.publish([progress_entry(job, fraction, note)])

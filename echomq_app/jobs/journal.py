@@ -91,9 +91,13 @@ def write(using: str, entries: Sequence[Entry]) -> None:
 def publish(entries: Iterable[Entry]) -> None:
     """Send committed entries to the feed: one message per queue. Never raises."""
     by_queue: dict[str, list[WireEvent]] = {}
-    for queue, event, _, data in entries:
-        # What is ours is strict JSON: it went to the log.
-        text = msgspec.json.encode(data).decode()
+    for queue, event, id, data in entries:
+        try:
+            # What is ours is strict JSON: it went to the log. (But for progress.)
+            text = msgspec.json.encode(data).decode()
+        except Exception:
+            logger.exception("event=publish_failed queue=%s job=%s", queue, id)
+            continue
         by_queue.setdefault(queue, []).append({"event": event, "job_id": data["id"], "data": text})
     for queue, wire in by_queue.items():
         publish_wire(queue, wire)

@@ -20,6 +20,7 @@ from ..core.ids import JobId
 from ..core.payload import storable
 from ..models.job import JobState
 from . import journal
+from .claims import ClaimedJob
 from .journal import Entry
 from .options import JobOptions
 
@@ -38,6 +39,8 @@ class Ending(enum.Enum):
     RAISED = enum.auto()
     STOPPED = enum.auto()
     """The handler raised JobCancelled: it stopped because it was asked, or on its own."""
+    UNSTORABLE = enum.auto()
+    """The handler returned a value that can't be stored. It has done its work: no retry."""
     HANDED_BACK = enum.auto()
     """The worker gives up a job whose handler may still run: the attempt doesn't count."""
     ABANDONED = enum.auto()
@@ -56,6 +59,8 @@ class Outcome:
     max_attempts: int
     ending: Ending
     at: dt.datetime
+    claimed: ClaimedJob
+    """What the announcement of the job's end is made of."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     errors: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     result: str | None = None
@@ -69,6 +74,8 @@ class Outcome:
     """STOPPED because the worker asked (shutdown, lease lost), not because somebody
     asked for the job: it is handed back."""
     progress: tuple[float, str] | None = None
+    exception: BaseException | None = dataclasses.field(default=None, repr=False, compare=False)
+    """What `error` describes, if it was raised in this process."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +141,8 @@ def decide(
     ending = outcome.ending
     if ending is Ending.RETURNED:
         return _finish(outcome, JobState.COMPLETED, journal.COMPLETED, request, asked)
+    if ending is Ending.UNSTORABLE:
+        return _finish(outcome, JobState.FAILED, journal.FAILED, request, asked)
     stopped = ending is Ending.STOPPED
     if ending is Ending.HANDED_BACK or (stopped and outcome.by_worker and request is None):
         return _again(outcome, outcome.attempt - 1, now, outcome.reason)

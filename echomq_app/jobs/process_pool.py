@@ -51,8 +51,10 @@ class ProcessPool:
                     continue
                 # Killed when the job was handed back: that was no failure.
                 return None if job.finished else handlers.broken(job, error)
+            # First of all: what the handler returned counts, whatever becomes of the process.
+            outcome = handlers.not_begun(job) if ended is None else _outcome(job, ended, report)
             self._put_back(process, lost=False, spent=self._is_spent(process, ended))
-            return handlers.not_begun(job) if ended is None else _outcome(job, ended, report)
+            return outcome
         return handlers.not_begun(job)
 
     def kill_busy(self) -> None:

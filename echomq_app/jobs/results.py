@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
+from ..core.payload import decode
 from ..models.job import Job, JobState
 from ..models.times import as_django
 from .claims import ClaimedJob
+from .outcomes import Verdict
 from .tasks import as_enqueued, task_for
 from .tasks_api import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -107,9 +109,8 @@ def result_of(job: Job, reader: str) -> JobResult:
     `reader` is the alias of the backend that asks: it stands for the job's own where the
     settings have that no more.
     """
-    own = job.options.get("backend", DEFAULT_TASK_BACKEND_ALIAS)
-    backend = own if own in task_backends.settings else reader
-    arguments = job.arguments if isinstance(job.arguments, dict) else {}
+    backend = backend_of(_as_dict(job.options), reader)
+    args, kwargs = _arguments(job.arguments)
     state = JobState(job.state)
     result = JobResult(
         task=task_for(
@@ -125,10 +126,10 @@ def result_of(job: Job, reader: str) -> JobResult:
         started_at=job.started_at,
         finished_at=job.finished_at,
         last_attempted_at=job.attempted_at,
-        args=arguments.get("args", []),
-        kwargs=arguments.get("kwargs", {}),
+        args=args,
+        kwargs=kwargs,
         backend=backend,
-        errors=_errors(job),
+        errors=_errors(job.errors, state, job.cancel_reason),
         worker_ids=_worker_ids(job.errors, job.worker_name, job.attempt),
         state=state.value,
         cancel_reason=job.cancel_reason or None,
@@ -141,9 +142,9 @@ def result_of(job: Job, reader: str) -> JobResult:
     return result
 
 
-def result_of_claim(claimed: ClaimedJob, task: Task) -> JobResult:
+def result_of_claim(claimed: ClaimedJob, task: Task, backend: str) -> JobResult:
     """Make the result that a running handler's context and signals carry."""
-    backend = claimed.options.get("backend", DEFAULT_TASK_BACKEND_ALIAS)
+    args, kwargs = _arguments(claimed.arguments)
     return JobResult(
         task=as_enqueued(
             task, backend=backend, queue_name=claimed.queue, priority=claimed.priority
@@ -154,13 +155,36 @@ def result_of_claim(claimed: ClaimedJob, task: Task) -> JobResult:
         started_at=as_django(claimed.started_at),
         finished_at=None,
         last_attempted_at=as_django(claimed.attempted_at),
-        args=claimed.arguments["args"],
-        kwargs=claimed.arguments["kwargs"],
+        args=args,
+        kwargs=kwargs,
         backend=backend,
         errors=[error_of(record) for record in claimed.errors],
         worker_ids=_worker_ids(claimed.errors, claimed.worker_name, claimed.attempt),
         state=JobState.RUNNING.value,
     )
+
+
+def result_of_end(verdict: Verdict) -> JobResult:
+    """Make the result of a job that has just ended, without reading its row."""
+    outcome, claimed = verdict.outcome, verdict.outcome.claimed
+    backend = backend_of(_as_dict(claimed.options))
+    result = result_of_claim(claimed, task_for(claimed.task_path, backend=backend), backend)
+    fraction, note = outcome.progress or (None, "")
+    ended: dict[str, Any] = {
+        "state": verdict.state.value,
+        "status": STATUS[verdict.state],
+        "finished_at": as_django(outcome.at),
+        "errors": _errors(verdict.errors, verdict.state, verdict.reason),
+        "cancel_reason": verdict.reason or None,
+        "cancel_kind": verdict.kind or None,
+        "progress": fraction,
+        "progress_note": note,
+    }
+    if verdict.state is JobState.COMPLETED and outcome.result is not None:
+        ended["_return_value"] = decode(outcome.result)
+    for name, value in ended.items():
+        object.__setattr__(result, name, value)
+    return result
 
 
 def error_of(record: dict[str, Any]) -> TaskError:
@@ -170,11 +194,27 @@ def error_of(record: dict[str, Any]) -> TaskError:
     )
 
 
-def _errors(job: Job) -> list[TaskError]:
-    errors = [error_of(record) for record in job.errors]
-    if job.state == JobState.CANCELLED:
-        reason = job.cancel_reason or "cancelled"
-        errors.append(TaskError(exception_class_path=CANCELLED_PATH, traceback=reason))
+def backend_of(options: dict[str, Any], otherwise: str = DEFAULT_TASK_BACKEND_ALIAS) -> str:
+    """Return the alias of a job's backend, or `otherwise` where the settings no longer have it."""
+    own = str(options.get("backend", DEFAULT_TASK_BACKEND_ALIAS))
+    return own if own in task_backends.settings else otherwise
+
+
+def _as_dict(stored: Any) -> dict[str, Any]:
+    """Return what a column holds, also where something else than this app wrote it."""
+    return stored if isinstance(stored, dict) else {}
+
+
+def _arguments(stored: Any) -> tuple[list[Any], dict[str, Any]]:
+    found = _as_dict(stored)
+    return found.get("args", []), found.get("kwargs", {})
+
+
+def _errors(records: Iterable[dict[str, Any]], state: JobState, reason: str) -> list[TaskError]:
+    errors = [error_of(record) for record in records]
+    if state is JobState.CANCELLED:
+        told = reason or "cancelled"
+        errors.append(TaskError(exception_class_path=CANCELLED_PATH, traceback=told))
     return errors
 
 

@@ -83,6 +83,7 @@ class RunningJob:
         at: dt.datetime,
         result: str | None = None,
         error: dict[str, Any] | None = None,
+        exception: BaseException | None = None,
         reason: str | None = None,
         kind: str = "",
     ) -> Outcome | None:
@@ -105,5 +106,7 @@ class RunningJob:
             kind=kind,
             by_worker=self.asked in {Asked.SHUTDOWN, Asked.LEASE_LOST},
             progress=self.progress,
+            claimed=claimed,
+            exception=exception,
         )
         return mine if self._finished.setdefault("first", mine) is mine else None

@@ -9,8 +9,8 @@
 
 Every worker looks, by the database's clock. A schedule has a row with its next tick; whoever
 moves that on enqueues the job, in the same transaction, and a row that somebody is at is
-passed over. A worker tells the database once, at its start, what the settings say; it then
-leaves alone a row that a later worker (of a later deploy) has changed or removed.
+passed over. An entry lives as long as any worker has it in its settings: each renews its claim,
+and none takes away what it doesn't know. Of two definitions of an entry the newer one counts.
 
 What cron means at a change of the clocks is Debian's: a fixed time that the change leaves
 out comes right after it, one that comes twice is taken once, and an expression such as
@@ -36,6 +36,7 @@ from ..core.payload import storable
 from ..exceptions import InvalidArgument, WrongBrand
 from ..models.schedule import Schedule
 from ..models.times import as_django, aware
+from .schedule_claims import HOLD, claim, column
 from .tasks import load_task
 from .tasks_api import Task
 
@@ -80,6 +81,11 @@ class Entry:
             ) from error
         except StopIteration:
             raise InvalidArgument(f"{self.cron!r} never comes true.") from None
+
+    @property
+    def definition(self) -> dict[str, str]:
+        """What the row says of it."""
+        return {"task_path": self.task, "cron": self.cron, "timezone": self.timezone}
 
     def after(self, moment: dt.datetime) -> dt.datetime | None:
         """Return the first tick after a time, in UTC; None if there is none."""
@@ -138,33 +144,22 @@ def configured() -> list[Entry]:
     return found
 
 
-def sync(using: str, ours: Iterable[Entry], at: dt.datetime) -> None:
-    """Tell the database what the settings say; a changed expression counts from now."""
-    rows = Schedule.objects.using(using)
-    wanted = {one.name: one for one in ours}
-    with transaction.atomic(using=using):
-        rows.exclude(pk__in=list(wanted)).delete()
-        for name in sorted(wanted):
-            one = wanted[name]
-            said = {"cron": one.cron, "timezone": one.timezone}
-            row, created = rows.get_or_create(
-                pk=name, defaults={**said, "task_path": one.task, "next_at": _column(one, at)}
-            )
-            if created:
-                continue
-            if (row.cron, row.timezone) != (one.cron, one.timezone):
-                rows.filter(pk=name).update(**said, next_at=_column(one, at))
-            rows.filter(pk=name).exclude(task_path=one.task).update(task_path=one.task)
+def sync(using: str, ours: Iterable[Entry], at: dt.datetime, hold: float = HOLD) -> None:
+    """Claim the entries of these settings for `hold` seconds; create or update their rows.
+
+    Deletes nothing: what isn't in these settings may be in those of another worker.
+    """
+    claim(using, {one.name: one for one in ours}, at, hold)
 
 
-def run_due(using: str, ours: Iterable[Entry], at: dt.datetime) -> float | None:
-    """Enqueue what is due; return the seconds to the next tick, None if there is none."""
+def run_due(using: str, ours: Iterable[Entry], at: dt.datetime, hold: float = HOLD) -> float | None:
+    """Enqueue what is due; return the seconds to the next tick, None if there is none.
+
+    Claims the entries, too. Call it again within `hold` seconds.
+    """
     soonest: float | None = None
     by_name = {one.name: one for one in ours}
-    rows = Schedule.objects.using(using).filter(pk__in=list(by_name), next_at__isnull=False)
-    for name, stored in rows.values_list("pk", "next_at"):
-        if stored is None:
-            continue
+    for name, stored in claim(using, by_name, at, hold).items():
         one = by_name[name]
         next_at: dt.datetime | None = aware(stored, None)
         if next_at is not None and next_at <= at:
@@ -186,8 +181,8 @@ def _is_ahead(one: Entry, next_at: dt.datetime, at: dt.datetime) -> bool:
 def _put_back(using: str, one: Entry, seen: dt.datetime, at: dt.datetime) -> dt.datetime | None:
     """Have a schedule that waits for a time that a wrong clock said go on from now."""
     logger.warning("event=schedule_put_back schedule=%s next_at=%s", one.name, seen.isoformat())
-    here = {"cron": one.cron, "timezone": one.timezone, "next_at": as_django(seen)}
-    Schedule.objects.using(using).filter(pk=one.name, **here).update(next_at=_column(one, at))
+    here = {**one.definition, "next_at": as_django(seen)}
+    Schedule.objects.using(using).filter(pk=one.name, **here).update(next_at=column(one, at))
     return one.after(at)
 
 
@@ -196,7 +191,7 @@ def _run_one(using: str, one: Entry, seen: dt.datetime, at: dt.datetime) -> dt.d
     ticks = one.due(seen, at)
     next_at = one.after(max(ticks[-1], at))
     rows = Schedule.objects.using(using)
-    here = {"cron": one.cron, "timezone": one.timezone, "next_at": as_django(seen)}
+    here = {**one.definition, "next_at": as_django(seen)}
     with transaction.atomic(using=using):
         mine = rows.filter(pk=one.name, **here)
         if connections[using].features.has_select_for_update_skip_locked:
@@ -236,8 +231,3 @@ def _id(text: str) -> JobId | None:
         return JobId.parse(text)
     except WrongBrand:
         return None  # a task of another backend
-
-
-def _column(one: Entry, at: dt.datetime) -> dt.datetime | None:
-    found = one.after(at)
-    return None if found is None else as_django(found)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Self, Unpack
 
@@ -21,6 +23,10 @@ from .tasks_api import (
     Task,
     TaskContext,
     task_backends,
+)
+
+_result_check: ContextVar[Callable[[Any], object] | None] = ContextVar(
+    "echomq_result_check", default=None
 )
 
 
@@ -78,11 +84,30 @@ class EchoMQTask(Task):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; a backend that knows only Django's context gets ours made."""
-        return Task.call(self, *_with_job_context(self, args), **kwargs)
+        check = _result_check.get()
+        # For this call alone: what the function itself calls gives no job's result.
+        token = _result_check.set(None)
+        try:
+            value = Task.call(self, *_with_job_context(self, args), **kwargs)
+        finally:
+            _result_check.reset(token)
+        if check is not None:
+            check(value)
+        return value
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
         """See call()."""
         return await Task.acall(self, *_with_job_context(self, args), **kwargs)
+
+
+@contextmanager
+def checking_result(check: Callable[[Any], object]) -> Iterator[None]:
+    """Have the next `Task.call` pass what its function returns to `check`, which may raise."""
+    token = _result_check.set(check)
+    try:
+        yield
+    finally:
+        _result_check.reset(token)
 
 
 def _with_job_context(task: Task, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -58,11 +58,13 @@ else:
         TaskResult,
         TaskResultStatus,
     )
-    from django_tasks.exceptions import (
-        InvalidTaskBackendError as InvalidTaskBackend,
-    )
-    from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
+
+    try:  # Django's names, which the package has after 0.12
+        from django_tasks.exceptions import InvalidTask, InvalidTaskBackend
+    except ImportError:
+        from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
+        from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.signals import task_enqueued, task_finished, task_started
     from django_tasks.utils import normalize_json
 

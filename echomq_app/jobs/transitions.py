@@ -20,7 +20,7 @@ from django.db.models import Exists, OuterRef
 from ..core.ids import JobId
 from ..models.job import CancelRequest, Job, JobState
 from ..models.times import now, stored
-from . import journal
+from . import announcing, journal
 from .journal import Entry
 from .outcomes import Outcome, Verdict, decide
 
@@ -83,6 +83,8 @@ class Settlement:
 def settle(using: str, outcomes: Iterable[Outcome]) -> Settlement:
     """Write outcomes in a transaction of their own; the first one of a job's last claim counts.
 
+    The ends of jobs are announced after it.
+
     Raises what the database raises; then nothing was written.
     """
     by_id: dict[JobId, Outcome] = {}
@@ -108,6 +110,7 @@ def settle(using: str, outcomes: Iterable[Outcome]) -> Settlement:
         journal.write(using, entries)
         rest = [by_id[id] for id in by_id.keys() - {outcome.id for outcome in ours}]
         later = _still_ours(using, rest)
+    announcing.ended(verdict for verdict in verdicts if verdict.finished)
     lost = [outcome for outcome in rest if outcome not in later]
     return Settlement(entries=entries, later=later, lost=lost)
 

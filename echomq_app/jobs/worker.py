@@ -40,8 +40,9 @@ from ..models import sql
 from ..models.job import Job
 from ..models.times import now
 from . import draining, journal
+from .announcing import announcer
 from .attempts import CANCEL_INTERVAL, Attempts
-from .claims import Claims, started
+from .claims import ClaimedJob, Claims, started
 from .completer import Completer
 from .connections import Persistent, service_connection
 from .housekeeping import Housekeeper
@@ -61,6 +62,8 @@ WRITE_DEADLINE = 15.0
 """How long the end of a worker may take after the grace: to write what there is."""
 RELAY_DEADLINE = 2.0
 """And to move its records into their streams, which another worker would do, too."""
+SIGNALS_DEADLINE = 2.0
+"""And for the receivers of the last jobs' signals."""
 
 
 class Worker:
@@ -198,7 +201,8 @@ class Worker:
         room = self._attempts.room()
         if self.options.max_jobs is not None:
             room = min(room, self.options.max_jobs - self._begun)
-        if room < 1 or self._lease.in_doubt or self.spent or self._completer.is_behind:
+        is_behind = self._completer.is_behind or announcer.is_behind
+        if room < 1 or self._lease.in_doubt or self.spent or is_behind:
             return _Taken(0, 0)
         turn = self._shares.turn(room)
         count, short = 0, set()
@@ -263,6 +267,7 @@ class Worker:
                     ending=Ending.HANDED_BACK,
                     at=now(),
                     reason="the worker's connection broke when it claimed the job",
+                    claimed=ClaimedJob.of(job),
                 )
             )
         self._next_reconcile = time.monotonic() + self.options.lease
@@ -287,6 +292,7 @@ class Worker:
         self._housekeeper.close(timeout=1.0)
         written = self._completer.close(timeout=WRITE_DEADLINE)
         self._relayer.close(timeout=RELAY_DEADLINE)
+        announcer.close(timeout=SIGNALS_DEADLINE)
         self._release(written)
         self._attempts.close()
         engine.flush(current().FLUSH_DEADLINE)

@@ -35,6 +35,9 @@ class Migration(migrations.Migration):
                 ('last_at', models.DateTimeField(blank=True, help_text='The last tick that was looked at.', null=True)),
                 ('last_job_id', echomq_app.models.fields.BrandedIdField(blank=True, brand='JOB', null=True)),
                 ('last_error', models.TextField(blank=True, default='')),
+                ('claimed_at', models.DateTimeField(blank=True, help_text='When a worker last had it in its settings.', null=True)),
+                ('claimed_until', models.DateTimeField(blank=True, help_text='After this, no worker has it in its settings.', null=True)),
+                ('superseded', models.JSONField(blank=True, default=list, help_text='Earlier definitions: [task, cron, time zone].')),
             ],
             options={
                 'verbose_name': 'schedule',

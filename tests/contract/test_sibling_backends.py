@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from echomq_app.exceptions import InvalidArgument, InvalidPayload
+from echomq_app.exceptions import InvalidArgument, InvalidPayload, InvalidResult
 from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.jobs.context import JobContext
 from echomq_app.jobs.options import JobOptions, job_options
 from echomq_app.jobs.tasks import EchoMQTask
 from echomq_app.jobs.tasks_api import InvalidTask, TaskResultStatus, task, task_backends
+from tests import jobtasks
 from tests.contract import tasks_api_tasks
 from tests.contract.tasks_api_tasks import plain
+from tests.jobtasks import UNSTORABLE, marks
 
 tasks: Any = tasks_api_tasks
 
@@ -104,3 +107,28 @@ def test_dummy_keeps_and_runs_nothing(sibling: str) -> None:
     assert tasks.raise_value_error.get_result(result.id).status == TaskResultStatus.READY
     backend.clear()
     assert backend.results == []
+
+
+@pytest.mark.parametrize("sibling", [IMMEDIATE], indirect=True)
+@pytest.mark.parametrize("what", UNSTORABLE)
+def test_immediate_refuses_a_result_that_could_not_be_stored(
+    sibling: str, what: str, tmp_path: Path
+) -> None:
+    trace = str(tmp_path / "trace")
+    for function in (jobtasks.returns, jobtasks.areturns):
+        result: Any = function.enqueue(what, trace)
+        assert result.status == TaskResultStatus.FAILED
+        (error,) = result.errors
+        assert error.exception_class is InvalidResult and UNSTORABLE[what][1] in error.traceback
+    assert marks(trace) == ["ran", "ran"]
+
+
+def outer(value: Any) -> Any:
+    """Call another task as a function; what that returns is nobody's result."""
+    return len(tasks.give_back.call({1: value})[0])
+
+
+@pytest.mark.parametrize("sibling", [IMMEDIATE], indirect=True)
+def test_immediate_lets_tasks_call_each_other(sibling: str) -> None:
+    result: Any = task(outer).enqueue(1)
+    assert result.return_value == 1

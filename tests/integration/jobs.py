@@ -90,6 +90,7 @@ def outcome(job: ClaimedJob | Job, ending: Ending = Ending.RETURNED, **more: Any
         max_attempts=job.max_attempts,
         ending=ending,
         at=now(),
+        claimed=job if isinstance(job, ClaimedJob) else ClaimedJob.of(job),
         **{**given, **more},
     )
 

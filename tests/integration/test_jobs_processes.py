@@ -121,7 +121,7 @@ class TestWhatComesBack:
         assert error["class"] == "tests.processtasks.CannotBeRebuilt"
         assert error["message"] == "on purpose"
         assert "in raises" in error["traceback"] and error["worker"] == raised.worker_name
-        assert refused.errors[0]["class"] == "echomq_app.exceptions.InvalidPayload"
+        assert refused.errors[0]["class"] == "echomq_app.exceptions.InvalidResult"
         assert left.errors[0]["class"] == "builtins.SystemExit"
 
     def test_progress_of_which_the_last_is_never_lost_and_no_flood_comes(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import threading
 from typing import Any
 
 import pytest
 from django.db import transaction
+from django.test import Client
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
@@ -16,6 +18,7 @@ from echomq_app.exceptions import InvalidArgument
 from echomq_app.jobs import schedule
 from echomq_app.jobs.housekeeping import Housekeeper
 from echomq_app.jobs.schedule import Entry
+from echomq_app.jobs.schedule_claims import HOLD
 from echomq_app.models import Job, Schedule, times
 from tests import jobtasks
 from tests.databases import concurrently, session
@@ -192,6 +195,7 @@ class TestSettings:
         schedule.sync(USING, hourly, NOON)
         assert row().next_at == NOON.replace(hour=13, minute=0, second=0)
         # A worker of the deploy before leaves it alone.
+        schedule.sync(USING, hourly, NOON + dt.timedelta(minutes=59))
         schedule.run_due(USING, [made()], NOON + dt.timedelta(hours=1))
         assert not Job.objects.exists()
         schedule.run_due(USING, hourly, NOON + dt.timedelta(hours=1))
@@ -204,12 +208,16 @@ class TestSettings:
         schedule.sync(USING, [made(args=[5, 6])], NOON + 5 * MINUTE)
         assert row().next_at == NOON.replace(minute=1, second=0)
 
-    def test_a_removed_one_goes_and_is_not_brought_back_by_an_older_worker(self) -> None:
+    def test_a_removed_one_has_no_ticks_and_goes_in_the_end(self) -> None:
         schedule.sync(USING, [made(), made("other")], NOON)
         schedule.sync(USING, [made("other")], NOON)
+        schedule.run_due(USING, [made("other")], NOON + MINUTE)
+        assert Job.objects.get().pk == row("other").last_job_id
+        after = NOON + dt.timedelta(days=30)
+        schedule.sync(USING, [made("other")], after)
+        assert Schedule.objects.prune(after) == 0
+        assert Schedule.objects.prune(after + dt.timedelta(seconds=HOLD + 1)) == 1
         assert list(Schedule.objects.values_list("pk", flat=True)) == ["other"]
-        schedule.run_due(USING, [made(), made("other")], NOON + MINUTE)
-        assert Schedule.objects.count() == 1 and Job.objects.count() == 1
 
     @pytest.mark.parametrize(
         "wrong",
@@ -253,6 +261,162 @@ class TestSettings:
         settings.ECHOMQ = {"SCHEDULE": wrong}
         assert [message.id for message in checks.check_settings()] == ["echomq.E001"]
         assert list(checks.check_schedule()) == []
+
+
+class TestManyVersions:
+    """Workers with different settings side by side: a rollout, or two services."""
+
+    def test_an_older_worker_that_starts_again_takes_nothing_away(self) -> None:
+        old, new = [made("a")], [made("a"), made("b")]
+        schedule.sync(USING, new, NOON)
+        for n in range(1, 4):
+            at = NOON + n * MINUTE
+            schedule.sync(USING, old, at)
+            schedule.run_due(USING, old, at)
+            schedule.run_due(USING, new, at)
+            assert Job.objects.count() == 2 * n
+
+    def test_services_with_schedules_of_their_own(self) -> None:
+        services = [[made("a")], [made("b", task="tests.jobtasks.noop", args=[1])]]
+        for n in range(6):
+            at = NOON + n * MINUTE
+            for ours in services if n % 2 else reversed(services):
+                schedule.sync(USING, ours, at)
+                schedule.run_due(USING, ours, at)
+        paths = Job.objects.values_list("task_path", flat=True)
+        assert sorted(paths) == ["tests.jobtasks.add"] * 5 + ["tests.jobtasks.noop"] * 5
+
+    def test_a_row_that_somebody_deleted_comes_back(self) -> None:
+        ours = [made()]
+        schedule.sync(USING, ours, NOON)
+        Schedule.objects.all().delete()
+        assert schedule.run_due(USING, ours, NOON) == 30.0
+        schedule.run_due(USING, ours, NOON + MINUTE)
+        assert Job.objects.count() == 1
+
+    def test_the_newer_definition_counts_however_often_the_older_starts(self) -> None:
+        old, new = [made()], [made(cron="*/2 * * * *")]
+        schedule.sync(USING, old, NOON)
+        schedule.sync(USING, new, NOON)
+        for n in range(1, 7):
+            at = NOON + n * MINUTE
+            for ours in (old, new, old) if n % 2 else (old, old, new):
+                schedule.sync(USING, ours, at)
+                schedule.run_due(USING, ours, at)
+            assert row().cron == "*/2 * * * *" and Job.objects.count() == n // 2
+        assert row().superseded == [["tests.jobtasks.add", "* * * * *", "UTC"]]
+
+    @pytest.mark.parametrize("starts_again", [True, False])
+    def test_a_definition_comes_back_when_the_newer_is_gone(self, starts_again: bool) -> None:
+        """And what it would have run meanwhile was missed, not lost."""
+        old, new = [made(missed="all")], [made(cron="*/2 * * * *")]
+        for ours in (old, new):
+            schedule.sync(USING, ours, NOON)
+        schedule.run_due(USING, new, NOON + 2 * MINUTE)  # for the last time
+        assert Job.objects.count() == 1
+        for n in range(2, 10):
+            at = NOON + n * MINUTE
+            if starts_again:
+                schedule.sync(USING, old, at)
+            schedule.run_due(USING, old, at)
+            # Those of minute 3 and 4 come together with that of minute 5.
+            assert Job.objects.count() == (1 if n < 5 else n - 1), n
+        assert row().cron == "* * * * *"
+        # The newer one, deployed again, waits until the other is gone.
+        schedule.run_due(USING, new, NOON + 10 * MINUTE)
+        assert row().cron == "* * * * *"
+        schedule.run_due(USING, new, NOON + 20 * MINUTE)
+        assert row().cron == "*/2 * * * *"
+
+    def test_a_tick_that_is_due_when_the_definition_changes_is_not_lost(self) -> None:
+        schedule.sync(USING, [made(cron="0 13 * * *")], NOON)
+        new = [made(cron="0 14 * * *")]
+        at = NOON.replace(hour=13, second=1)
+        schedule.sync(USING, new, at)
+        schedule.run_due(USING, new, at)
+        schedule.run_due(USING, new, at)
+        assert Job.objects.count() == 1
+        assert row().next_at == NOON.replace(hour=14, second=0)
+
+    def test_a_tick_and_a_change_at_the_same_moment_are_one_job(self) -> None:
+        for n in range(1, 11):
+            at = NOON + 2 * n * MINUTE
+            # Each is new to the row.
+            old, new = [made(cron=f"{n}-59 * * * *")], [made(cron=f"0,{n}-59 * * * *")]
+            Schedule.objects.all().delete()
+            schedule.sync(USING, old, at - MINUTE)
+            barrier = threading.Barrier(2)
+
+            def tick(barrier: Any = barrier, old: Any = old, at: Any = at) -> None:
+                barrier.wait()
+                schedule.run_due(USING, old, at)
+
+            def change(barrier: Any = barrier, new: Any = new, at: Any = at) -> None:
+                barrier.wait()
+                schedule.sync(USING, new, at)
+
+            concurrently(tick, change)
+            for _ in range(2):
+                schedule.run_due(USING, new, at)
+            assert Job.objects.count() == n
+            assert row().cron == new[0].cron
+
+    def test_another_task_has_the_same_ticks(self) -> None:
+        schedule.sync(USING, [made()], NOON)
+        renamed = [made(task="tests.jobtasks.noop", args=[1])]
+        schedule.sync(USING, renamed, NOON + MINUTE / 4)
+        schedule.run_due(USING, [made()], NOON + MINUTE)
+        assert not Job.objects.exists()  # the older one's task may be gone
+        schedule.run_due(USING, renamed, NOON + MINUTE)
+        assert Job.objects.get().task_path == "tests.jobtasks.noop"
+
+    @pytest.mark.postgres
+    def test_a_claim_waits_for_nobody(self) -> None:
+        ours = [made(), made("other")]
+        schedule.sync(USING, ours, NOON)
+        with session() as other:
+            other.execute("BEGIN")
+            other.execute("SELECT 1 FROM echomq_schedule WHERE name = 'report' FOR UPDATE")
+            schedule.sync(USING, ours, NOON + 2 * MINUTE)
+            schedule.sync(USING, [made(cron="0 * * * *")], NOON + 2 * MINUTE)
+            assert row("other").claimed_at == NOON + 2 * MINUTE
+            assert row().claimed_at == NOON and row().cron == "* * * * *"
+            other.execute("ROLLBACK")
+        schedule.sync(USING, [made(cron="0 * * * *")], NOON + 2 * MINUTE)
+        assert row().cron == "0 * * * *"
+
+    def test_a_look_costs_one_statement_and_a_claim_is_renewed_now_and_then(
+        self, django_assert_num_queries: Any
+    ) -> None:
+        ours = [made(f"report {n}", cron="0 * * * *") for n in range(10)]
+        schedule.sync(USING, ours, NOON)
+        for seconds in range(60):
+            with django_assert_num_queries(1):
+                schedule.run_due(USING, ours, NOON + dt.timedelta(seconds=seconds))
+        schedule.run_due(USING, ours, NOON + dt.timedelta(seconds=61))
+        with django_assert_num_queries(1):  # another worker's
+            schedule.run_due(USING, ours, NOON + dt.timedelta(seconds=62))
+
+    def test_workers_claim_what_is_in_their_settings(self, settings: Settings) -> None:
+        said = {"report": {"task": "tests.jobtasks.add", "cron": "0 3 * * *", "args": [1, 2]}}
+        settings.ECHOMQ = {"SCHEDULE": said}
+        kept = Schedule.objects.create(name="another service's", task_path="a.b", cron="0 3 * * *")
+        with running_worker():
+            wait_until(lambda: Schedule.objects.filter(pk="report"))
+        until = row().claimed_until
+        assert until is not None and until > timezone.now()
+        assert row(kept.name).claimed_until is None
+
+
+def test_the_admin_shows_what_no_worker_has_in_its_settings(admin_client: Client) -> None:
+    now = times.now()
+    schedule.sync(USING, [made("left behind")], now - dt.timedelta(hours=1))
+    Schedule.objects.create(name="by hand", task_path="a.b", cron="0 3 * * *")
+    schedule.sync(USING, [made("alive")], now)
+    page = admin_client.get("/admin/echomq/schedule/").content.decode()
+    cells = re.findall(r'field-claim"><span class="echomq-state (\w+)', page)
+    assert cells == ["completed", "failed", "failed"]  # by name
+    assert admin_client.get("/admin/echomq/schedule/alive/change/").status_code == 200
 
 
 class TestClocks:

@@ -33,6 +33,7 @@ def decided(ending: Ending, request: str | None = None, **given: Any) -> Verdict
         "max_attempts": 3,
         "ending": ending,
         "at": NOW,
+        "claimed": None,
         **given,
     }
     return decide(Outcome(**fields), request=request, now=NOW, rnd=lambda: 0.5)
@@ -51,6 +52,8 @@ def what(verdict: Verdict) -> tuple[str, int, list[str]]:
         (Ending.RAISED, None, {"options": {"backoff": 0}}, ("ready", 2, ["retrying"])),
         (Ending.RAISED, None, {"attempt": 3}, ("failed", 3, ["failed"])),
         (Ending.RAISED, "stop", {}, ("failed", 2, ["failed"])),
+        (Ending.UNSTORABLE, None, {}, ("failed", 2, ["failed"])),
+        (Ending.UNSTORABLE, "stop", {}, ("failed", 2, ["failed"])),
         (Ending.STOPPED, None, {}, ("cancelled", 2, ["cancelled"])),
         (Ending.STOPPED, "stop", {}, ("cancelled", 2, ["cancelled"])),
         (Ending.STOPPED, None, {"by_worker": True}, ("ready", 1, ["retrying"])),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, cast
 
 import pytest
+from django.utils.translation import gettext_lazy
 
 from echomq_app import cancel
 from echomq_app.core.ids import new_job_id
-from echomq_app.exceptions import InvalidArgument, JobCancelled
+from echomq_app.exceptions import JobCancelled
 from echomq_app.jobs.claims import ClaimedJob
 from echomq_app.jobs.context import JobContext
 from echomq_app.jobs.outcomes import Ending
@@ -18,6 +22,7 @@ from echomq_app.jobs.pools import LoopThread, ThreadPool
 from echomq_app.jobs.running import Asked, RunningJob
 from echomq_app.jobs.wakeup import Wakeup
 from echomq_app.models.times import now
+from tests.jobtasks import NoText
 from tests.wait import wait_until
 
 
@@ -108,10 +113,82 @@ class TestContext:
         context.progress(1, "a\0b" + "x" * 1000)
         ((fraction, note),) = reports
         assert fraction == 1.0 and len(note) == 255 and "\0" not in note
-        for wrong in (-0.1, 1.1, float("nan"), float("inf")):
-            with pytest.raises(InvalidArgument):
-                context.progress(wrong)
-        assert len(reports) == 1
+
+    @pytest.mark.parametrize(
+        ("given", "stored"),
+        [
+            ((1001 / 1000,), 1.0),
+            ((sum([0.1] * 10) + 3e-16,), 1.0),
+            ((-0.1,), 0.0),
+            ((float("inf"),), 1.0),
+            ((float("-inf"),), 0.0),
+            ((float("nan"),), 0.0),
+            ((True,), 1.0),
+            ((Decimal("0.25"),), 0.25),
+            ((Fraction(1, 4),), 0.25),
+            ((10**400,), 1.0),
+            ((1, 4), 0.25),
+            ((Decimal(1), 4.0), 0.25),
+            ((0, 0), 1.0),
+            ((3, 0), 1.0),
+            ((1001, 1000), 1.0),
+            ((-1, 10), 0.0),
+            ((float("nan"), 10), 0.0),
+            ((1, float("nan")), 0.0),
+        ],
+    )
+    def test_progress_is_clamped(
+        self, given: tuple[Any, ...], stored: float, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        context, reports = self.context()
+        context.progress(*given)
+        context.progress(*(*given, "a note"))
+        context.progress(*given, note="a note")
+        assert reports == [(stored, ""), (stored, "a note"), (stored, "a note")]
+        assert not caplog.records
+
+    def test_progress_takes_lazy_text(self) -> None:
+        context, reports = self.context()
+        context.progress(0.5, gettext_lazy("Yes"))
+        assert reports == [(0.5, "Yes")]
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            ("50 %",),
+            (None,),
+            (1j,),
+            ([],),
+            (1, []),
+            (Decimal("nan"),),
+            (1, 2, NoText()),
+            (0.5, NoText()),
+        ],
+    )
+    def test_progress_that_makes_no_sense_is_logged_once_and_raises_nothing(
+        self, given: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        context, reports = self.context()
+        for _ in range(3):
+            context.progress(*given)
+        assert reports == []
+        (record,) = caplog.records
+        assert record.levelname == "WARNING" and str(context.job_id) in record.getMessage()
+        context.progress(0.5)
+        assert reports == [(0.5, "")]
+
+    def test_progress_that_nobody_takes_is_logged_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(fraction: float, note: str) -> None:
+            raise OSError("no more of it")
+
+        context, _ = self.context()
+        context = dataclasses.replace(context, _report=broken)
+        for _ in range(3):
+            context.progress(0.5)
+        (record,) = caplog.records
+        assert "no more of it" in record.getMessage()
 
     def test_check_raises_with_the_reason(self) -> None:
         context, _ = self.context()
