@@ -22,7 +22,7 @@ from echomq_app.models import MaintenanceTurn, Record, appending, expired, reten
 from echomq_app.models import Stream as StreamRow
 from echomq_app.stream import Stream
 from echomq_app.testing import fake_clock
-from tests.costs import cost_of, filled_by_sql, one_record_in_each, streams_by_sql
+from tests.costs import cost_of, entries_of, filled_by_sql, one_record_in_each, streams_by_sql
 from tests.databases import concurrently, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -186,7 +186,7 @@ class TestCosts:
                 for before in range(2_000, 18_001, 2_000)
             ]
             assert chunks[-1] <= 1.5 * chunks[0]
-            whole = cost_of(stream.delete)  # of 2,000, once to expire and once for the row
+            whole = entries_of(stream.delete)  # of 2,000, once to expire and once for the row
             assert whole <= 2 * chunks[0]
 
     def test_many_streams_with_a_little_to_trim_share_statements(
