@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 
 import pytest
+from django.test import Client
 
 from echomq_app.stream import Stream
 from tests.costs import (
@@ -77,6 +78,21 @@ def test_nor_among_streams_of_one_record(verb: Callable[[Stream], None]) -> None
     large = filled_by_sql("large", LARGE // 3, keys=LARGE // 18)
     analyze()
     _compare(verb, small, large)
+
+
+def test_the_admin_looks_for_a_type_in_a_window(admin_client: Client) -> None:
+    """SQLite looked up the stream's first position, and read from there to the window."""
+    filled_by_sql("small", 11_000)
+    filled_by_sql("large", 60_000)
+    analyze()
+
+    def look(stream: str) -> None:
+        page = admin_client.get(f"/admin/echomq/record/?stream={stream}&type=none")
+        assert page.status_code == 200
+
+    look("small")
+    cheap = cost_of(partial(look, "small"))
+    assert cost_of(partial(look, "large")) <= 1.5 * cheap
 
 
 def test_a_batch_costs_what_the_one_before_it_cost() -> None:
