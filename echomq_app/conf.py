@@ -54,7 +54,7 @@ class EchoMQSettings:
     counts: `{"orders": {"max_records": 1_000_000}, "emq.*": {"max_age": 604800}}`."""
 
     FILTER_WINDOW: int = 10_000
-    """How many positions one filtered page scans at most."""
+    """How many positions a page filtered by type scans at most."""
 
     CHANNEL_LAYER: str = "default"
     """Alias in CHANNEL_LAYERS that carries the feed and the wake-ups."""

@@ -148,9 +148,9 @@ class Log:
     ) -> Page:
         """Read a page from `cursor`: an int, a resume token, or `None` for the oldest retained.
 
-        At most `limit` (1 to 10,000) records; with `types` or `key`, only those that match,
-        looked for in a bounded number of positions: `page.cursor` moves past what was
-        skipped. Raises `UnknownStream`, `CursorExpired`, `CursorInvalid`, or (for the next
+        At most `limit` (1 to 10,000) records; with `types` or `key`, only those that match.
+        Types are looked for in a bounded number of positions: `page.cursor` moves past what
+        was skipped. Raises `UnknownStream`, `CursorExpired`, `CursorInvalid`, or (for the next
         record, when SQL wrote what Python can't read) `UndecodableRecord`. An explicit
         read from another database than the one written to (a replica) may be behind: there
         a cursor above its head is an empty page, not an error.

@@ -9,6 +9,12 @@ from django.db import connection
 from echomq_app.stream import Stream
 
 _STEP = 10
+_BLOCKS = """SELECT sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read, 0)
+    + coalesce(idx_blks_hit, 0))::bigint FROM pg_statio_user_tables WHERE relname LIKE 'echomq%'"""
+_ENTRIES = """SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes
+        WHERE relname LIKE 'echomq%')::bigint
+    + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables
+       WHERE relname LIKE 'echomq_re%' OR relname LIKE 'echomq_out%')::bigint"""
 
 
 def cost_of(call: Callable[[], object]) -> int:
@@ -32,14 +38,26 @@ def cost_of(call: Callable[[], object]) -> int:
     return steps
 
 
+def entries_of(call: Callable[[], object]) -> int:
+    """Return how many entries of indexes, dead ones too, and rows of scans a call reads.
+
+    On SQLite see `cost_of`.
+    """
+    if connection.vendor != "postgresql":
+        return cost_of(call)
+    before = _counted(_ENTRIES)
+    call()
+    return _counted(_ENTRIES) - before
+
+
 def _blocks() -> int:
+    return _counted(_BLOCKS)
+
+
+def _counted(sql: str) -> int:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_force_next_flush()")
-        cursor.execute(
-            "SELECT sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read, 0)"
-            " + coalesce(idx_blks_hit, 0))::bigint"
-            " FROM pg_statio_user_tables WHERE relname LIKE 'echomq%'"
-        )
+        cursor.execute(sql)
         return int(cursor.fetchone()[0])
 
 

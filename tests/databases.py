@@ -137,3 +137,35 @@ def waiting_sessions() -> int:
             " WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
         return int(cursor.fetchone()[0])
+
+
+@contextlib.contextmanager
+def refusing(event: str, table: str, when: str) -> Iterator[Callable[[], None]]:
+    """Have the database refuse a DELETE or UPDATE of some rows; yield what ends that early."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN RAISE 'not today'; END $$;"
+                f"CREATE TRIGGER refuse BEFORE {event} ON {table} FOR EACH ROW"
+                f" WHEN ({when}) EXECUTE FUNCTION refuse()"
+            )
+        else:
+            cursor.execute(
+                f"CREATE TRIGGER refuse BEFORE {event} ON {table} WHEN {when}"
+                " BEGIN SELECT RAISE(ABORT, 'not today'); END"
+            )
+    try:
+        yield _allow
+    finally:
+        _allow()
+
+
+def _allow() -> None:
+    function = connection.vendor == "postgresql"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "DROP FUNCTION IF EXISTS refuse CASCADE"
+            if function
+            else "DROP TRIGGER IF EXISTS refuse"
+        )

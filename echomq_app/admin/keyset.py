@@ -44,6 +44,8 @@ class KeysetQuery:
 
     rows: QuerySet[Any]
     keyset: Keyset
+    least: Any = None
+    """The smallest key to list."""
     condition: Q = field(default_factory=Q)
     size: int = 50
     window: int = 10_000
@@ -76,10 +78,16 @@ class KeysetQuery:
         ahead = self.rows
         if start is not None:
             ahead = ahead.filter(**{f"{column}__{'gt' if forward else 'lt'}": start})
+        whole = ahead
+        if self.least is not None:
+            ahead = ahead.filter(**{f"{column}__gte": self.least})
         edge = self._edge(ahead.order_by(order)[: self.window], forward) if self.condition else None
         within = ahead.filter(self.condition)
-        if edge is not None:
-            within = within.filter(**{f"{column}__{'lte' if forward else 'gte'}": edge})
+        if edge is not None and forward:
+            within = within.filter(**{f"{column}__lte": edge})
+        elif edge is not None:
+            # Without `least`: of two lower bounds SQLite looks up the first, and reads from there.
+            within = whole.filter(self.condition, **{f"{column}__gte": edge})
         found = list(within.order_by(order)[: self.size + 1])
         if len(found) > self.size:
             return found[:-1], found[-2], 0

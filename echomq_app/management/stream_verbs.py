@@ -9,6 +9,7 @@ from typing import Any
 from ..core.records import Page, StreamRecord, TrimResult
 from ..models import Outbox, retention
 from ..models import Stream as StreamRow
+from ..models.each import for_each
 from ..models.overview import Overview, named, overview, with_ends
 from ..stream import Stream
 
@@ -47,8 +48,10 @@ def apply_retention(using: str, dry_run: bool) -> list[TrimResult]:
     return retention.apply_retention(using, dry_run=dry_run)
 
 
-def relay(using: str, name: str | None) -> list[dict[str, Any]]:
-    """Move all that waits in the outbox; say for each stream how many, and what is left.
+def relay(using: str, name: str | None) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Move all that waits in the outbox; return for each stream how many, and what is left.
+
+    And the streams for which it failed, with the reason: the others were moved.
 
     Where somebody else holds the stream's lock, it is tried again for a few seconds.
     """
@@ -57,18 +60,23 @@ def relay(using: str, name: str | None) -> list[dict[str, Any]]:
         names = list(waiting.order_by("stream").values_list("stream", flat=True).distinct())
     else:
         names = [name]
-    results = []
-    for each in names:
-        stream, moved, deadline = Stream(each, using=using), 0, time.monotonic() + _RELAY_PATIENCE
+    results: list[dict[str, Any]] = []
+
+    def move(names: Sequence[str]) -> None:
+        (each,) = names
+        stream, deadline = Stream(each, using=using), time.monotonic() + _RELAY_PATIENCE
+        result: dict[str, Any] = {"stream": each, "moved": 0, "waiting": True}
+        results.append(result)
         while (count := stream.relay()) != 0 and time.monotonic() < deadline:
             if count is None:
                 time.sleep(0.05)
             else:
-                moved += count
+                result["moved"] += count
                 deadline = time.monotonic() + _RELAY_PATIENCE
-        left = count != 0 and waiting.filter(stream=each).exists()
-        results.append({"stream": each, "moved": moved, "waiting": left})
-    return results
+        result["waiting"] = count != 0 and waiting.filter(stream=each).exists()
+
+    failures = for_each(using, names, move, doing="relay")
+    return results, {failure.item: str(failure.error).strip() for failure in failures}
 
 
 class Progress:

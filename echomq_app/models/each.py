@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from .transactions import in_transaction
 
@@ -48,11 +48,15 @@ def for_each(
         for item in some:
             try:
                 work([item])
-            except Exception as error:  # noqa: BLE001  (reported; the others are not to blame)
+            except Exception as error:
                 _raise_if_over(using)
                 failures.append(Failure(item, error))
                 logger.error(
-                    "event=failed doing=%s item=%s error=%r", doing, item, f"{error}".strip()
+                    "event=failed doing=%s item=%s error=%r",
+                    doing,
+                    item,
+                    str(error).strip() or type(error).__name__,
+                    exc_info=None if isinstance(error, DatabaseError) else error,
                 )
     return failures
 

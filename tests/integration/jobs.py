@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from django.db import connections
+from django.db import connection, connections
 
 from echomq_app import engine, events
 from echomq_app.core.ids import JobId, new_job_id
@@ -139,6 +140,12 @@ def records(job_id: str, queue: str = "default") -> list[tuple[str, dict[str, An
     stream = Stream(f"emq.{queue}")
     wait_until(lambda: stream.relay() == 0)  # None: somebody else is at it
     return [(record.type, record.data) for record in stream.read(key=job_id).records]
+
+
+def stored_id(job_id: str) -> str:
+    """Return a job's id as SQL has it, quoted."""
+    number = uuid.UUID(int=JobId.parse(job_id).int)
+    return f"'{number}'" if connection.vendor == "postgresql" else f"'{number.hex}'"
 
 
 def history(job_id: str, queue: str = "default") -> list[str]:

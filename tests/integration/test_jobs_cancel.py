@@ -23,8 +23,17 @@ from echomq_app.jobs.transitions import settle
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.models.times import now
 from tests import jobtasks
-from tests.databases import concurrently, end
-from tests.integration.jobs import USING, claim, hearing, history, outcome, records, register
+from tests.databases import concurrently, end, refusing
+from tests.integration.jobs import (
+    USING,
+    claim,
+    hearing,
+    history,
+    outcome,
+    records,
+    register,
+    stored_id,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -183,6 +192,18 @@ class TestRaces:
         assert (job.state, job.cancel_reason, job.attempt) == ("cancelled", "late", 1)
         assert not CancelRequest.objects.exists()
         assert history(id)[-1] == "cancelled"
+
+    def test_one_that_cannot_be_cancelled_stops_no_other(
+        self, worker: Worker, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ids = [jobtasks.add.enqueue(1, number).id for number in range(3)]
+        for id in ids:
+            CancelRequest.objects.create(job_id=id, reason="late", requested_at=timezone.now())
+        with refusing("UPDATE", "echomq_job", f"OLD.id = {stored_id(ids[0])}"):
+            sweep(USING)
+        states = [Job.objects.get(pk=id).state for id in ids]
+        assert states == ["ready", "cancelled", "cancelled"]
+        assert f"doing=sweep item={ids[0]}" in caplog.text
 
     def test_request_for_a_job_that_has_ended_is_forgotten(self, worker: Worker) -> None:
         id = jobtasks.add.enqueue(1, 2).id

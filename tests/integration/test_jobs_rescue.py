@@ -14,8 +14,16 @@ from echomq_app.jobs import control, housekeeping
 from echomq_app.jobs.housekeeping import rescue
 from echomq_app.models import Job, Worker
 from tests import jobtasks
-from tests.databases import end
-from tests.integration.jobs import USING, claim, hearing, history, records, register
+from tests.databases import end, refusing
+from tests.integration.jobs import (
+    USING,
+    claim,
+    hearing,
+    history,
+    records,
+    register,
+    stored_id,
+)
 from tests.wait import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -93,6 +101,17 @@ class TestRescue:
         assert job.errors[0]["class"] == "echomq_app.exceptions.WorkerLost"
         assert job.errors[0]["worker"] == "w1"
         assert history(id) == ["enqueued", "started", "stalled", "retrying"]
+
+    def test_one_that_fails_stops_no_other(self, caplog: pytest.LogCaptureFixture) -> None:
+        worker = register()
+        ids = [jobtasks.add.enqueue(1, number).id for number in range(3)]
+        claim(worker, limit=3)
+        expire(worker)
+        with refusing("UPDATE", "echomq_job", f"OLD.id = {stored_id(ids[1])}"):
+            assert rescue(USING) == 2
+            assert [Job.objects.get(pk=id).state for id in ids] == ["ready", "running", "ready"]
+        assert f"doing=rescue item={ids[1]}" in caplog.text
+        assert rescue(USING) == 1
 
     def test_after_the_last_attempt_it_is_failed(self) -> None:
         worker = register()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, transaction
 
 from echomq_app.core.ids import new_job_id
@@ -229,3 +231,13 @@ def test_rows_of_many_jobs_stay_small_enough_not_to_be_compressed() -> None:
             " FROM echomq_outbox, pg_class WHERE pg_class.oid = 'echomq_outbox'::regclass"
         )
         assert cursor.fetchone() == (None, None, 0)
+
+
+def test_the_command_moves_the_others_where_one_stream_fails() -> None:
+    insert("x")
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT.replace("'data'", "'no data'"), ("emq.a", "x"))
+    with pytest.raises(CommandError, match=r"Could not relay emq\.a: "):
+        call_command("echomq_stream", "relay", stdout=io.StringIO())
+    assert moved() == ["x"]
+    assert list(Outbox.objects.values_list("stream", flat=True)) == ["emq.a"]

@@ -22,8 +22,8 @@ from echomq_app.models import MaintenanceTurn, Record, appending, expired, reten
 from echomq_app.models import Stream as StreamRow
 from echomq_app.stream import Stream
 from echomq_app.testing import fake_clock
-from tests.costs import cost_of, filled_by_sql, one_record_in_each, streams_by_sql
-from tests.databases import concurrently, session
+from tests.costs import cost_of, entries_of, filled_by_sql, one_record_in_each, streams_by_sql
+from tests.databases import concurrently, refusing, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -186,7 +186,7 @@ class TestCosts:
                 for before in range(2_000, 18_001, 2_000)
             ]
             assert chunks[-1] <= 1.5 * chunks[0]
-            whole = cost_of(stream.delete)  # of 2,000, once to expire and once for the row
+            whole = entries_of(stream.delete)  # of 2,000, once to expire and once for the row
             assert whole <= 2 * chunks[0]
 
     def test_many_streams_with_a_little_to_trim_share_statements(
@@ -268,13 +268,13 @@ class TestFailures:
     """What fails for one stream stops no other."""
 
     @pytest.fixture
-    def refused(self) -> Iterator[None]:
+    def refused(self) -> Iterator[Callable[[], None]]:
         """Deleting records of stream a fails."""
         for name in "abc":
             filled(name).set_retention(max_records=4)
         pk = StreamRow.objects.get(name="a").pk
-        with refusing_deletes(pk):
-            yield
+        with refusing("DELETE", "echomq_record", f"OLD.stream_id = {pk}") as allow:
+            yield allow
 
     def test_the_others_are_trimmed_and_the_result_names_it(
         self, refused: None, caplog: pytest.LogCaptureFixture
@@ -294,9 +294,9 @@ class TestFailures:
             call_command("echomq_stream", "trim", stdout=io.StringIO())
         assert stored("b") == stored("c") == 4
 
-    def test_it_is_done_the_next_time(self, refused: None) -> None:
+    def test_it_is_done_the_next_time(self, refused: Callable[[], None]) -> None:
         retention.apply_retention("default")
-        allow_deletes()
+        refused()
         assert retention.apply_retention("default") == []
         assert stored("a") == 4
 
@@ -367,32 +367,3 @@ def held_snapshot() -> Iterator[None]:
         other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT count(*) FROM echomq_record")
         yield
-
-
-@contextlib.contextmanager
-def refusing_deletes(stream_id: int) -> Iterator[None]:
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
-                " $$ BEGIN RAISE 'not today'; END $$;"
-                "CREATE TRIGGER refuse BEFORE DELETE ON echomq_record FOR EACH ROW"
-                f" WHEN (OLD.stream_id = {stream_id}) EXECUTE FUNCTION refuse()"
-            )
-        else:
-            cursor.execute(
-                f"CREATE TRIGGER refuse BEFORE DELETE ON echomq_record WHEN OLD.stream_id ="
-                f" {stream_id} BEGIN SELECT RAISE(ABORT, 'not today'); END"
-            )
-    try:
-        yield
-    finally:
-        allow_deletes()
-
-
-def allow_deletes() -> None:
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute("DROP FUNCTION IF EXISTS refuse CASCADE")
-        else:
-            cursor.execute("DROP TRIGGER IF EXISTS refuse")

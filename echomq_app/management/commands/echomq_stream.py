@@ -115,8 +115,10 @@ class Command(BaseCommand):
             raise CommandError(f"Could not trim {names}: {failed[0].error}. Run it again.")
 
     def _relay(self, options: dict[str, Any]) -> None:
-        results = stream_verbs.relay(options["database"], options["name"])
+        results, failed = stream_verbs.relay(options["database"], options["name"])
         self._output(options).many(results, stream_verbs.RELAY_COLUMNS)
+        if failed:
+            raise CommandError(f"Could not relay {', '.join(failed)}: {min(failed.values())}.")
         if any(result["waiting"] for result in results):
             raise CommandError("Somebody holds a stream's lock; call it again.")
 
