@@ -8,11 +8,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Schedule
 from . import rendering
-from .readonly import ReadOnlyAdmin
+from .changelist import NamedAdmin
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(ReadOnlyAdmin):
+class ScheduleAdmin(NamedAdmin):
     """Lists the schedules that workers know of, by name."""
 
     list_display = ("name", "task_path", "cron", "timezone", "next_tick", "last_tick", "last_job")
