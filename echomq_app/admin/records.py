@@ -108,7 +108,7 @@ class RecordAdmin(KeysetAdmin):
         )
         if stream is None:
             return KeysetQuery(rows=listed, keyset=BY_ID)
-        listed = _of_stream(listed, stream)
+        listed = listed.filter(stream_id=stream.pk)
         if key:
             # The second half lets the planner see that the partial index holds all of them.
             listed = listed.filter(~Q(key=""), key=key)
@@ -116,6 +116,7 @@ class RecordAdmin(KeysetAdmin):
             rows=listed,
             keyset=BY_POSITION,
             condition=Q(type=type) if type else Q(),
+            least=stream.first_position,
             window=_WINDOW,
         )
 
@@ -206,11 +207,6 @@ class RecordAdmin(KeysetAdmin):
             "older_url": older and self.url("record", "change", older),
             "newer_url": newer and self.url("record", "change", newer),
         }
-
-
-def _of_stream(rows: QuerySet[Any], stream: Stream) -> QuerySet[Any]:
-    """Keep the retained records of a stream."""
-    return rows.filter(stream_id=stream.pk, position__gte=stream.first_position)
 
 
 def _below(text: str, stream: Stream | None) -> object:
