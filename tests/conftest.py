@@ -34,7 +34,7 @@ from tests.servers import (
 from tests.threads import lasting_threads
 from tests.wait import TimedOut, wait_until
 
-pytest_plugins = ["tests.emptying", "tests.reporting"]
+pytest_plugins = ["tests.emptying", "tests.reporting", "tests.statements"]
 
 DATABASE_FIXTURES = {"db", "transactional_db", "postgres_server", "subprocess_env", "live_server"}
 

@@ -19,7 +19,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from .keyset import KeysetPage, KeysetQuery
+from .keyset import Keyset, KeysetPage, KeysetQuery
 from .readonly import ReadOnlyAdmin
 
 
@@ -93,7 +93,8 @@ class KeysetAdmin(ReadOnlyAdmin):
     """Lists by key. A subclass says which rows, in which order."""
 
     filter_form: ClassVar[type[FilterForm]]
-    change_list_template = "admin/echomq/change_list.html"
+    # Not named change_list.html: Django takes that for every model of the app.
+    change_list_template = "admin/echomq/keyset_list.html"
     show_facets = ShowFacets.NEVER
     labels = (_("Newer"), _("Older"), _("Newest"))
 
@@ -117,3 +118,25 @@ class KeysetAdmin(ReadOnlyAdmin):
                 return HttpResponseRedirect(address)
         title = {"title": capfirst(self.opts.verbose_name_plural)}
         return super().changelist_view(request, {**title, **(extra_context or {})})
+
+
+class NameFilterForm(FilterForm):
+    """Which rows: those whose names begin so."""
+
+    name = forms.CharField(label=_("Name begins with"), required=False)
+
+
+class NamedAdmin(KeysetAdmin):
+    """Lists rows by name, for tables of some hundreds of rows."""
+
+    filter_form = NameFilterForm
+    labels = (_("Before"), _("After"), _("First"))
+    by_name = Keyset(column="name", descending=False, parse=forms.CharField(strip=False).clean)
+
+    def keyset_query(self, request: HttpRequest, form: Any) -> KeysetQuery:
+        rows = self.get_queryset(request)
+        if form.is_valid():
+            rows = rows.filter(name__startswith=form.cleaned_data["name"])
+        else:
+            rows = rows.none()
+        return KeysetQuery(rows=rows, keyset=self.by_name)

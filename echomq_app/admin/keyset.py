@@ -44,9 +44,9 @@ class KeysetQuery:
 
     rows: QuerySet[Any]
     keyset: Keyset
-    least: Any = None
-    """The smallest key to list."""
     condition: Q = field(default_factory=Q)
+    least: Any = None
+    """Keys below this one aren't listed; `None`: all are."""
     size: int = 50
     window: int = 10_000
 
@@ -78,22 +78,24 @@ class KeysetQuery:
         ahead = self.rows
         if start is not None:
             ahead = ahead.filter(**{f"{column}__{'gt' if forward else 'lt'}": start})
-        whole = ahead
-        if self.least is not None:
-            ahead = ahead.filter(**{f"{column}__gte": self.least})
-        edge = self._edge(ahead.order_by(order)[: self.window], forward) if self.condition else None
-        within = ahead.filter(self.condition)
+        listed = ahead if self.least is None else ahead.filter(**{f"{column}__gte": self.least})
+        edge = (
+            self._edge(listed.order_by(order)[: self.window], forward) if self.condition else None
+        )
+        within = listed.filter(self.condition)
         if edge is not None and forward:
             within = within.filter(**{f"{column}__lte": edge})
         elif edge is not None:
-            # Without `least`: of two lower bounds SQLite looks up the first, and reads from there.
-            within = whole.filter(self.condition, **{f"{column}__gte": edge})
+            # Instead of `least`: of two lower bounds SQLite searches for the first that it sees.
+            within = ahead.filter(self.condition, **{f"{column}__gte": edge})
         found = list(within.order_by(order)[: self.size + 1])
         if len(found) > self.size:
             return found[:-1], found[-2], 0
         if edge is None:
             return found, None, 0
-        more = ahead.filter(**{f"{column}__{'gt' if forward else 'lt'}": edge}).exists()
+        # In order: for any row of many, PostgreSQL takes the table from its front.
+        beyond = listed.filter(**{f"{column}__{'gt' if forward else 'lt'}": edge}).order_by(order)
+        more = bool(beyond.values_list(column)[:1])
         return found, edge if more else None, self.window if more else 0
 
     def _edge(self, window: QuerySet[Any], forward: bool) -> Any:

@@ -13,11 +13,11 @@ from django.utils.translation import gettext_lazy as _
 from ..jobs import control
 from ..models import Queue
 from . import rendering
-from .readonly import ReadOnlyAdmin
+from .changelist import NamedAdmin
 
 
 @admin.register(Queue)
-class QueueAdmin(ReadOnlyAdmin):
+class QueueAdmin(NamedAdmin):
     """Lists the queues that workers have served, by name."""
 
     list_display = ("name", "condition", "since", "reason")

@@ -115,8 +115,8 @@ class RecordAdmin(KeysetAdmin):
         return KeysetQuery(
             rows=listed,
             keyset=BY_POSITION,
-            least=stream.first_position,
             condition=Q(type=type) if type else Q(),
+            least=stream.first_position,
             window=_WINDOW,
         )
 

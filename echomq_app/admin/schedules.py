@@ -9,11 +9,11 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Schedule
 from ..models.times import now_as_django
 from . import rendering
-from .readonly import ReadOnlyAdmin
+from .changelist import NamedAdmin
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(ReadOnlyAdmin):
+class ScheduleAdmin(NamedAdmin):
     """Lists the schedules that workers know of, by name."""
 
     list_display = (

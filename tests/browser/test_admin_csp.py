@@ -89,6 +89,7 @@ async def test_no_page_breaks_the_policy(admin: Page, jobs: dict[str, str], tmp_
     for path in (
         *("stream/", "stream/?name=o", "record/", "record/?stream=orders&type=t1&below=100"),
         *("record/?stream=nope", "job/", "job/?state=failed", "worker/", "worker/?alive=on"),
+        *("queue/", "queue/?name=q", "schedule/"),
         *(f"job/{id}/change/" for id in jobs.values()),
         *(f"job/cancel/?id={jobs['waiting']}", f"job/retry/?id={jobs['failed']}"),
         f"job/{jobs['failed']}/history/",

@@ -58,6 +58,9 @@ $$;
 -- Cut by count and by bytes: one JSON array is held in memory and has a limit of 256 MB. How
 -- much a compressed value unpacks to is known only when it is: at most 256 times as much.
 -- A row with keys is a record for each (see the model Outbox); only a queue's streams have such.
+-- The stream is a range of one name: ordered by both columns of a range, only the index of both
+-- will do. With "=" the planner takes the order from the primary key where the stream has a good
+-- part of the outbox, and passes all rows of the others.
 CREATE OR REPLACE FUNCTION {schema}.echomq_outbox_move_v1(
     stream_name text, of_xact bigint, at_most integer, above bigint DEFAULT 0,
     OUT moved integer, OUT last_id bigint
@@ -80,8 +83,9 @@ BEGIN
                       coalesce(cardinality(string_to_array(keys, ',')), 1) AS n,
                       pg_column_size(record)::bigint * CASE
                           WHEN pg_column_compression(record) IS NULL THEN 1 ELSE 256 END AS bytes
-                  FROM echomq_outbox WHERE stream = stream_name AND id > above
-                  ORDER BY id LIMIT at_most) AS front
+                  FROM echomq_outbox
+                  WHERE stream >= stream_name AND stream <= stream_name AND id > above
+                  ORDER BY stream, id LIMIT at_most) AS front
             WINDOW up_to AS (ORDER BY id)
         ) AS sized WHERE (bytes < 33554432 AND records <= at_most) OR nth = 1;
     ELSE
@@ -186,7 +190,8 @@ AS $$
 BEGIN
     oldest_xact := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
     moved := 0;
-    PERFORM FROM echomq_outbox WHERE stream = stream_name AND id > above LIMIT 1;
+    PERFORM FROM echomq_outbox WHERE stream >= stream_name AND stream <= stream_name AND id > above
+        ORDER BY stream, id LIMIT 1;
     IF NOT FOUND THEN
         RETURN;
     END IF;

@@ -1,0 +1,88 @@
+"""No statement reads more where the tables are larger: each is measured on large ones.
+
+Runs last, and measures what the run has issued so far beside what the tour issues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import Client
+
+from tests import statements, tour
+from tests.databases import session
+from tests.large_tables import LARGE, SMALL_INDEXES, fill
+from tests.statements import Reading, fingerprint, measure
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
+
+MOST_ENTRIES = 12_500
+"""A read with a filter looks at 10,000 records, a trim deletes 5,000 at once."""
+MOST_STEPS = 400_000
+"""What the same takes on SQLite."""
+
+EXCEPTIONS = {
+    r"UPDATE echomq_job SET parked = parked WHERE id IS NULL": "only locks: no id is null",
+    r'LENGTH\("echomq_outbox"\."keys"\).* LIMIT n$': "any rows will do, so many and no more",
+    r'SELECT DISTINCT "echomq_outbox"\."stream"': "the relay of all that waits, by hand",
+    r'"echomq_job"\."id" AS "pk" .*"(queue|task_path|group_key)" = %s AND .*"state" IN': (
+        "cancel_many, by hand: looks at each job once, in pages; known, to be given indexes"
+    ),
+    r'FROM "echomq_job" WHERE "echomq_job"\."(queue|task_path|group_key|state)" = %s'
+    r' ORDER BY "echomq_job"\."id" DESC LIMIT n$': (
+        "lists of jobs, for a person who waits; known, to be windowed or given indexes"
+    ),
+    r'SELECT MIN.* WHERE "echomq_job"\."state" = %s ORDER BY': "the same, of a state in the admin",
+    r'"state" = %s AND "echomq_job"\."queue" = %s AND "echomq_job"\."id" >= %s': "the same",
+}
+"""What a statement reads like, and why it may scan, or read much."""
+
+
+def test_no_statement_reads_more_in_larger_tables(admin_client: Client) -> None:
+    issued = dict(statements.collected)
+    fill(connection)
+    offenders: dict[str, str] = {}
+
+    def visit(wrapper: BaseDatabaseWrapper, sql: str, params: Any) -> None:
+        reading = measure(wrapper, sql, params)
+        fault = reading and _fault(reading)
+        if reading and fault:
+            offenders.setdefault(fingerprint(sql), f"{fault}\n{params!s:.300}\n{reading.plan}")
+
+    with statements.visiting(visit):
+        tour.run(admin_client, _held_snapshot)
+    for samples in issued.values():
+        for sql, params in samples:
+            visit(connection, sql, params)
+    found = [text for text in offenders if not any(re.search(one, text) for one in EXCEPTIONS)]
+    assert not found, "\n\n".join(f"{text}\n{offenders[text]}" for text in found)
+    for pattern in EXCEPTIONS:
+        assert any(re.search(pattern, text) for text in statements.collected), f"stale: {pattern}"
+
+
+def _fault(reading: Reading) -> str:
+    faults = [f"scans {name}" for name in reading.scanned & LARGE]
+    for table, index in (name.split(".") for name in reading.walked):
+        if table in LARGE and index not in SMALL_INDEXES:
+            faults.append(f"walks {index}")
+    if reading.entries > MOST_ENTRIES or reading.steps > MOST_STEPS:
+        faults.append(f"reads {reading.entries:,} entries in {reading.steps:,} steps")
+    return ", ".join(faults)
+
+
+@contextlib.contextmanager
+def _held_snapshot() -> Iterator[None]:
+    """Keep what is deleted in PostgreSQL's tables, as a backup that runs does."""
+    if connection.vendor != "postgresql":
+        yield
+        return
+    with session() as other:
+        other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT 1 FROM echomq_stream LIMIT 1")
+        yield
