@@ -15,6 +15,9 @@ STALE = 1.0
 MOST = 500
 _SHORTEST = 0.01  # Between two claims that follow each other at once, a rate is chance.
 
+COUNTED_AHEAD = 0.025
+"""Seconds: the handlers that begin in this time may be counted in one statement before."""
+
 
 class Prefetch:
     """The rate at which handlers begin, and what follows from it. Times in seconds."""
@@ -38,6 +41,10 @@ class Prefetch:
             self._rate = rate if rate < self._rate else (self._rate + rate) / 2
             self._at, self._begun = now, begun
         return min(MOST, int(self._rate * HOLD))
+
+    def counted_ahead(self) -> int:
+        """Return how many jobs may be counted as begun before they have a slot."""
+        return int(self._rate * COUNTED_AHEAD)
 
     def forget(self) -> None:
         """Begin anew, with nothing ahead: jobs had to be given back."""

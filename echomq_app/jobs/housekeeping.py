@@ -199,20 +199,24 @@ def sweep(using: str) -> None:
 
 def _abandoned(job: Job) -> Outcome:
     at = now()
-    error = WorkerLost(
-        f"Worker {job.worker_name} stopped renewing its lease during attempt {job.attempt}: "
-        "it was killed, or cut off from the database."
-    )
+    error = None
+    if job.has_begun:
+        lost = WorkerLost(
+            f"Worker {job.worker_name} stopped renewing its lease during attempt {job.attempt}: "
+            "it was killed, or cut off from the database."
+        )
+        error = error_record(lost, attempt=job.attempt, worker=job.worker_name, at=at)
     return Outcome(
         id=job.pk,
         queue=job.queue,
         task_path=job.task_path,
         fence=job.fence,
-        attempt=job.attempt,
+        attempt=job.attempt if job.has_begun else job.attempt + 1,
         max_attempts=job.max_attempts,
         ending=Ending.ABANDONED,
+        begun=job.has_begun,
         at=at,
         options=job.options,
         errors=job.errors,
-        error=error_record(error, attempt=job.attempt, worker=job.worker_name, at=at),
+        error=error,
     )

@@ -4,6 +4,7 @@ Who runs where, each with a database connection of its own:
 
     main thread    this module: cancel requests, claims, signals
     heartbeat      lease.py: renews the lease, and nothing else
+    starter        begins.py: counts the attempts, and starts the handlers
     completer      completer.py: outcomes, progress, the feed
     relayer        relayer.py: records from the outbox into the queues' streams (PostgreSQL)
     housekeeper    housekeeping.py: due jobs, other workers' lost leases, retention
@@ -39,9 +40,9 @@ from ..exceptions import WorkerError
 from ..models import sql
 from ..models.job import Job
 from ..models.times import now
-from . import draining, journal
+from . import draining
 from .attempts import CANCEL_INTERVAL, Attempts
-from .claims import Claims, started
+from .claims import Claims
 from .completer import Completer
 from .connections import Persistent, service_connection
 from .housekeeping import Housekeeper
@@ -98,7 +99,9 @@ class Worker:
             self._completer,
             slots=options.concurrency,
             processes=ProcessPool(options.process_concurrency or cpus(), max_rss=options.max_rss),
+            patience=options.patience,
             on_room=self._waiter.set,
+            on_begun=self._relayer.soon,
         )
         self._housekeeper = Housekeeper(
             self.using,
@@ -155,6 +158,7 @@ class Worker:
             raise WorkerError(f"The worker can't use the database: {reason}") from error
         self._relayer.start()
         self._completer.start()
+        self._attempts.open()
         self._housekeeper.start()
         logger.info(
             "event=worker_started worker=%s queues=%s concurrency=%d",
@@ -213,20 +217,19 @@ class Worker:
         return _Taken(count, room)
 
     def _take(self, queue: str, limit: int) -> int:
-        """Claim jobs of a queue and begin them; return how many."""
+        """Claim jobs of a queue and have them begin; return how many."""
         generation = self._lease.generation
         claimed = self._claims.take(
             queue, worker_id=self._lease.id, worker_name=self.name, limit=limit
         )
         for job in claimed:
-            attempt = self._attempts.begin(job)
+            attempt = self._attempts.add(job)
             self._begun += 1
-            # After it began: whoever lost the lease meanwhile either saw it or counted up.
+            # After it was added: whoever lost the lease meanwhile either saw it or counted up.
             if self._lease.generation != generation:
                 attempt.ask(Asked.LEASE_LOST, Asked.LEASE_LOST.value)
         if claimed:
-            self._relayer.soon()
-            journal.publish(started(job) for job in claimed)
+            self._attempts.begin()
         return len(claimed)
 
     def _is_spent(self) -> bool:
@@ -258,9 +261,10 @@ class Worker:
                     queue=job.queue,
                     task_path=job.task_path,
                     fence=job.fence,
-                    attempt=job.attempt,
+                    attempt=job.attempt if job.has_begun else job.attempt + 1,
                     max_attempts=job.max_attempts,
                     ending=Ending.HANDED_BACK,
+                    begun=job.has_begun,
                     at=now(),
                     reason="the worker's connection broke when it claimed the job",
                 )

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from echomq_app.jobs import claims as claiming
 from echomq_app.jobs import claims_sqlite
-from echomq_app.jobs.claims import Claims, started
+from echomq_app.jobs.claims import Claims
 from echomq_app.jobs.housekeeping import promote
 from echomq_app.models import CancelRequest, Job, Worker
 from tests import jobtasks
