@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -86,10 +87,22 @@ def note(context: JobContext, trace: str) -> int:
     return context.attempt
 
 
+@task(takes_context=True)
+async def anote(context: JobContext, trace: str) -> int:
+    mark(trace, str(context.job_id))
+    return context.attempt
+
+
 @task
 def exit_hard(trace: str) -> None:
     mark(trace, "start")
     os._exit(1)
+
+
+@task
+def kill_the_process(trace: str) -> None:
+    mark(trace, "killed")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task

@@ -36,11 +36,12 @@ from .running import RunningJob
 from .wakeup import Wakeup
 
 _POSTGRES = "SELECT id, begun_at FROM echomq_begin_v1(%s::uuid[], %s::bigint[])"
+_OURS = "id = %s AND fence = %s AND state = 'running'"
 _SQLITE = (
-    "UPDATE echomq_job SET attempt = attempt + (begun_fence <> fence), begun_fence = fence,"
-    " attempted_at = %s, started_at = coalesce(started_at, %s)"
-    " WHERE id = %s AND fence = %s AND state = 'running'"
+    "UPDATE echomq_job SET attempt = attempt + 1, begun_fence = fence, attempted_at = %s,"
+    f" started_at = coalesce(started_at, %s) WHERE {_OURS} AND begun_fence <> fence"
 )
+_SQLITE_BEGUN = f"SELECT EXISTS (SELECT 1 FROM echomq_job WHERE {_OURS})"
 LOOK = 1.0
 """Seconds between two looks that nobody asked for."""
 
@@ -68,16 +69,20 @@ def begin(using: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
 
 def _begin_sqlite(using: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
     at = now()
-    ours = []
+    new, before = [], []
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         time = stored(at, connections[using])
         for job in jobs:
-            claimed = job.claimed
-            cursor.execute(_SQLITE, (time, time, claimed.id.hex, claimed.fence))
+            claim = (job.claimed.id.hex, job.claimed.fence)
+            cursor.execute(_SQLITE, (time, time, *claim))
             if cursor.rowcount:
-                ours.append(job)
-        journal.write(using, [_started(job, at) for job in ours])
-    return _begun(ours, at)
+                new.append(job)
+                continue
+            cursor.execute(_SQLITE_BEGUN, claim)
+            if cursor.fetchone()[0]:
+                before.append(job)
+        journal.write(using, [_started(job, at) for job in new])
+    return _begun([job for job in jobs if job in new or job in before], at)
 
 
 def _begun(jobs: list[RunningJob], at: dt.datetime) -> list[RunningJob]:

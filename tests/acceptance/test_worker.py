@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from django.db import OperationalError
+from django.db.models import F
 from django.utils import timezone
 
 from echomq_app.jobs import control
+from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.stream import Stream
 from project.children import Child
@@ -171,6 +173,33 @@ class TestKilled:
         assert len(marks(trace)) == 3 and failed.attempt == 3
         assert [error["attempt"] for error in failed.errors] == [1, 2, 3]
         wait_until(lambda: history(id)[-1] == "failed")
+
+    @pytest.mark.parametrize("concurrency", ["1", "10"])
+    def test_a_job_that_kills_its_worker_costs_no_other_job_its_only_attempt(
+        self, start_worker: StartWorker, trace: str, concurrency: str
+    ) -> None:
+        """Others wait in the worker then; and what has ended just before is written."""
+        once = jobtasks.noop.using(max_attempts=1)
+        enqueue_many(once, [call(n) for n in range(600)])
+        killer = jobtasks.kill_the_process.using(max_attempts=1).enqueue(trace).id
+        enqueue_many(once, [call(n) for n in range(600)])
+        options = ("--queue", "default", "--concurrency", concurrency, "--lease", "3")
+        worker = start_worker(*options, ready=False)
+        assert worker.wait(60) == -signal.SIGKILL
+        waited = Job.objects.filter(state="running").exclude(begun_fence=F("fence"))
+        came_back = list(waited.values_list("pk", flat=True))
+        assert came_back
+        start_worker(*options)
+        wait_for_state(killer, "failed")
+        wait_until(lambda: not Job.objects.filter(finished_at=None).exists(), 60)
+        failed = Job.objects.filter(state="failed")
+        # At the same moment so many handlers may run beside it.
+        assert 1 <= failed.count() <= int(concurrency)
+        assert Job.objects.filter(state="completed").count() == 1_201 - failed.count()
+        assert set(Job.objects.values_list("attempt", flat=True)) == {1}
+        assert marks(trace) == ["killed"]
+        told = ["enqueued", "started", "completed"]
+        wait_until(lambda: all(history(str(id)) == told for id in came_back[:3]))
 
     def test_stopped_worker_that_goes_on_after_its_lease_drops_its_late_write(
         self, start_worker: StartWorker, trace: str
