@@ -36,12 +36,15 @@ from .running import RunningJob
 from .wakeup import Wakeup
 
 _POSTGRES = "SELECT id, begun_at FROM echomq_begin_v1(%s::uuid[], %s::bigint[])"
-_OURS = "id = %s AND fence = %s AND state = 'running'"
 _SQLITE = (
     "UPDATE echomq_job SET attempt = attempt + 1, begun_fence = fence, attempted_at = %s,"
-    f" started_at = coalesce(started_at, %s) WHERE {_OURS} AND begun_fence <> fence"
+    " started_at = coalesce(started_at, %s)"
+    " WHERE id = %s AND fence = %s AND state = 'running' AND begun_fence <> fence"
 )
-_SQLITE_BEGUN = f"SELECT EXISTS (SELECT 1 FROM echomq_job WHERE {_OURS})"
+_SQLITE_BEGUN = (
+    "SELECT EXISTS"
+    " (SELECT 1 FROM echomq_job WHERE id = %s AND begun_fence = %s AND state = 'running')"
+)
 LOOK = 1.0
 """Seconds between two looks that nobody asked for."""
 
@@ -78,7 +81,7 @@ def _begin_sqlite(using: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
             if cursor.rowcount:
                 new.append(job)
                 continue
-            cursor.execute(_SQLITE_BEGUN, claim)
+            cursor.execute(_SQLITE_BEGUN, claim)  # by a call whose answer was lost
             if cursor.fetchone()[0]:
                 before.append(job)
         journal.write(using, [_started(job, at) for job in new])

@@ -20,14 +20,10 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, router
@@ -52,6 +48,7 @@ from .outcomes import Ending, Outcome
 from .process_pool import ProcessPool, cpus
 from .relayer import Relayer
 from .running import Asked
+from .stopping import stop_signals
 from .wakeup import Wakeup
 from .worker_options import WorkerOptions
 
@@ -122,7 +119,7 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """Stop in good order, as the first signal does. Safe from anywhere."""
+        """Stop gracefully, as a signal does. Safe from anywhere."""
         self._stop.close()
         self._waiter.set()
 
@@ -134,7 +131,7 @@ class Worker:
         service = service_connection(
             self.using, "worker", self._stop, patience=self.options.patience
         )
-        with service as persistent, self._waiter, _signals(self._signalled):
+        with service as persistent, self._waiter, stop_signals(self.stop):
             self._start()
             try:
                 if self._on_started:
@@ -303,33 +300,9 @@ class Worker:
         except (DatabaseError, InterfaceError) as error:
             logger.warning("event=lease_not_released error=%s written=%s", error, written)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self._stop.closed:
-            # The second one: no grace. The lease runs out, and others take the jobs.
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self.stop()
-
 
 class _Taken(NamedTuple):
     """How many jobs one round of claims took, and for how many there was room."""
 
     jobs: int
     room: int
-
-
-@contextmanager
-def _signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Take SIGTERM and SIGINT, where this is the main thread; give them back at the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handler) for number in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handlers_before in previous.items():
-            signal.signal(number, handlers_before)
-
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -19,7 +20,13 @@ from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.stream import Stream
 from project.children import Child
 from tests import jobtasks
-from tests.acceptance.workers import StartWorker, job, starting_workers, wait_for_state
+from tests.acceptance.workers import (
+    StartWorker,
+    job,
+    press_until_it_ends,
+    starting_workers,
+    wait_for_state,
+)
 from tests.jobtasks import marks
 from tests.wait import wait_until
 
@@ -71,20 +78,39 @@ class TestSignals:
         left = job(id)
         assert (left.state, left.attempt) == ("ready", 0)
 
-    def test_second_signal_ends_it_at_once_and_another_worker_takes_the_job(
+    def test_repeated_signals_are_one_stop(self, start_worker: StartWorker, trace: str) -> None:
+        worker = start_worker("--queue", "default", "--grace", "2")
+        id = jobtasks.until_cancelled.enqueue(trace, then="stay").id
+        wait_for_mark(trace, "start 1")
+        worker.send_signal(signal.SIGTERM)
+        wait_for_mark(trace, "cancelled shutdown")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            os.killpg(worker.pid, number)
+        assert worker.wait() == 0
+        left = job(id)
+        assert (left.state, left.attempt) == ("ready", 0)
+        assert Worker.objects.get().stopped_at is not None
+
+    def test_ctrl_c_again_ends_it_at_once_and_another_worker_takes_the_job(
         self, start_worker: StartWorker, trace: str
     ) -> None:
         worker = start_worker("--queue", "default", "--grace", "60")
         id = jobtasks.until_cancelled.enqueue(trace, then="stay").id
         wait_for_mark(trace, "start 1")
-        worker.send_signal(signal.SIGTERM)
-        wait_for_mark(trace, "cancelled shutdown")
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait() == -signal.SIGTERM
+        press_until_it_ends(worker)
+        assert worker.wait() == -signal.SIGINT
         assert job(id).state == "running"
         second = start_worker("--queue", "default")
         wait_for_mark(trace, "start 2")
         second.kill()
+
+    def test_sigquit_ends_it_at_once(self, start_worker: StartWorker, trace: str) -> None:
+        worker = start_worker("--queue", "default", "--grace", "60")
+        id = jobtasks.until_cancelled.enqueue(trace).id
+        wait_for_mark(trace, "start 1")
+        worker.send_signal(signal.SIGQUIT)
+        assert worker.wait() == -signal.SIGQUIT
+        assert job(id).state == "running"
 
     def test_jobs_that_return_within_the_grace_are_completed(
         self, start_worker: StartWorker, trace: str
