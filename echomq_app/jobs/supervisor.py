@@ -56,7 +56,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise; return the exit code: the worst of those that ended for good."""
-        with stop_signals(self._stopped, self._ended_at_once):
+        with stop_signals(self.stop, self._ended_at_once):
             while self._step():
                 if self._stop.closed:
                     time.sleep(LOOK / 4)  # a closed one doesn't wait
@@ -111,7 +111,8 @@ class Supervisor:
             pause,
         )
 
-    def _stopped(self) -> None:
+    def stop(self) -> None:
+        """Have the workers stop gracefully, and start none."""
         self._stop.close()
         self._pass_on(signal.SIGTERM)
 
