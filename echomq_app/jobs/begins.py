@@ -25,7 +25,6 @@ from functools import partial
 
 from django.db import connections, transaction
 
-from ..core.ids import JobId
 from ..models.job import JobState
 from ..models.times import from_cursor, now, stored
 from . import journal
@@ -110,7 +109,7 @@ def _started(job: RunningJob, at: dt.datetime | None) -> Entry:
         "at": journal.timestamp(at),
         "worker": claimed.worker_name,
     }
-    return Entry(claimed.queue, journal.STARTED, JobId.parse(claimed.id), data)
+    return Entry(claimed.queue, journal.STARTED, claimed.id, data)
 
 
 class Starter:

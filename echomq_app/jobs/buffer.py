@@ -40,7 +40,7 @@ class Buffer:
     def wants_more(self) -> bool:
         """Whether the starter has something to do."""
         return bool(self._waiting) and (
-            self._taken < self._slots or len(self._counted) * 2 < self.ahead
+            self._taken < self._slots or len(self._counted) * 4 < self.ahead
         )
 
     def add(self, job: RunningJob) -> None:
