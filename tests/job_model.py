@@ -32,6 +32,8 @@ class ModelJob:
     state: str
     attempt: int = 0
     fence: int = 0
+    begun: bool = False
+    """Whether the handler of the last claim began."""
     holder: int | None = None
     """The worker that has it."""
     request: str | None = None
@@ -60,8 +62,14 @@ class ModelJob:
     def claim(self, worker: int) -> None:
         assert self.claimable
         self.state, self.holder = "running", worker
-        self.attempt += 1
         self.fence += 1
+        self.begun = False
+
+    def begin(self) -> None:
+        """The handler begins: only now the attempt counts, and the log tells of it."""
+        assert self.state == "running" and not self.begun
+        self.begun = True
+        self.attempt += 1
         self.story += "S"
 
     def returned(self) -> None:
@@ -83,10 +91,19 @@ class ModelJob:
 
     def handed_back(self) -> None:
         """The attempt doesn't count; the fence is never given back."""
-        self.attempt -= 1
-        self._again("ready")
+        if self.begun:
+            self.attempt -= 1
+            self._again("ready")
+        else:
+            self.state, self.holder = "ready", None
 
     def abandoned(self) -> None:
+        if not self.begun:
+            if self.request is not None:
+                self._finish("cancelled", "X", self.request)
+            else:
+                self.handed_back()
+            return
         self.errors += 1
         self.story += "L"
         if self.request is not None:

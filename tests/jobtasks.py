@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -147,10 +148,22 @@ def note(context: JobContext, trace: str) -> int:
     return context.attempt
 
 
+@task(takes_context=True)
+async def anote(context: JobContext, trace: str) -> int:
+    mark(trace, str(context.job_id))
+    return context.attempt
+
+
 @task
 def exit_hard(trace: str) -> None:
     mark(trace, "start")
     os._exit(1)
+
+
+@task
+def kill_the_process(trace: str) -> None:
+    mark(trace, "killed")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task

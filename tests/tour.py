@@ -33,7 +33,7 @@ from echomq_app.jobs.transitions import settle, write_progress
 from echomq_app.models import CancelRequest, Job, JobState, Record, Worker
 from echomq_app.models import Stream as StreamRow
 from echomq_app.models.paging import read_stored_page
-from echomq_app.models.trimming import apply_retention
+from echomq_app.models.retention import apply_retention
 from echomq_app.stream import Stream, append_all
 from echomq_app.testing import run_jobs
 from tests import jobtasks

@@ -2,12 +2,14 @@
 
 Called by the main thread (`begin`, `hear_cancels`, `ask_all`), by the heartbeat when the
 lease is lost (`ask_all`), and by the handlers' threads, which end here. What is claimed
-ahead waits in a buffer, and a thread that has done with one job goes on with the next.
+ahead waits in a buffer until the starter has counted its attempt (`begins.py`), and a thread
+that has done with one job goes on with the next.
 """
 
 from __future__ import annotations
 
 import contextvars
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +19,7 @@ from ..core.prefetch import STALE, Prefetch
 from ..models.job import CancelRequest
 from ..models.times import now
 from . import handlers
+from .begins import Starter
 from .buffer import Buffer
 from .claims import ClaimedJob
 from .completer import Completer
@@ -25,8 +28,12 @@ from .pools import LoopThread, ThreadPool
 from .process_pool import ProcessPool
 from .running import Asked, RunningJob
 
+logger = logging.getLogger("echomq.jobs")
+
 CANCEL_INTERVAL = 0.5
 """How often cancel requests are read while anything runs, whatever the poll interval."""
+STARTER_END = 1.0
+"""Seconds that the start of handlers which is under way may take at the end."""
 PROCESSES_END = 3.0
 """Seconds that idle processes for handlers may take to end."""
 HEARING_GAP = 0.02
@@ -46,9 +53,13 @@ class Attempts:
         *,
         slots: int,
         processes: ProcessPool,
+        patience: float,
         on_room: Callable[[], object],
+        on_begun: Callable[[], object],
     ) -> None:
-        """`slots`: how many handlers run at once. `on_room()`: it is time to claim more."""
+        """`slots`: how many handlers run at once. `on_room()`: it is time to claim more.
+        `on_begun()`: there are records of starts.
+        """
         self._using = using
         self._completer = completer
         self._slots = slots
@@ -62,7 +73,19 @@ class Attempts:
         self._threads = ThreadPool("echomq-job")
         self._loop = LoopThread("echomq-async-jobs")
         self._processes = processes
+        self._starter = Starter(
+            using,
+            self._buffer,
+            patience=patience,
+            start=self._start,
+            release=self._give_up,
+            on_begun=on_begun,
+        )
         self.next_hearing = 0.0
+
+    def open(self) -> None:
+        """Begin what is added from now on."""
+        self._starter.open()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -75,18 +98,20 @@ class Attempts:
         """Return how many jobs to claim now. From here on, `on_room` is called anew."""
         ahead = self._prefetch.ahead(self._buffer.begun, time.monotonic())
         self._low = ahead // 2
+        self._buffer.ahead = self._prefetch.counted_ahead()
         self._room_told = False
         return self._slots + ahead - len(self._running)
 
-    def begin(self, claimed: ClaimedJob) -> RunningJob:
-        """Start the handler of a job that was claimed, or have it wait for a slot."""
+    def add(self, claimed: ClaimedJob) -> RunningJob:
+        """Have a job that was claimed wait for a slot; `begin` follows."""
         job = RunningJob(claimed)
         self._running[claimed.id, claimed.fence] = job
         self._buffer.add(job)
-        following = self._buffer.start()
-        if following is not None:
-            self._start(following)
         return job
+
+    def begin(self) -> None:
+        """Start the handlers of what was added, as far as there are slots."""
+        self._starter.wake()
 
     def give_back(self) -> None:
         """Hand back what has waited for longer than `STALE`: others may have a slot for it."""
@@ -116,7 +141,8 @@ class Attempts:
                 job.ask(Asked.CANCEL, request.reason or None, request.kind)
 
     def hand_back_waiting(self) -> None:
-        """Hand back what has not begun."""
+        """Hand back what has not begun; nothing begins from now on."""
+        self._starter.close(timeout=STARTER_END)
         self._give_up(self._buffer.take_all(), Asked.SHUTDOWN.value)
 
     def hand_back(self) -> int:
@@ -145,9 +171,9 @@ class Attempts:
     def _start(self, job: RunningJob) -> None:
         try:
             self._threads.submit(partial(self._work, job))
-        except BaseException:  # no more threads: it waits, until it is given back
-            self._buffer.put_back(job)
-            raise
+        except RuntimeError as error:  # no more threads: it waits, until it is given back
+            logger.error("event=no_thread job=%s error=%s", job.claimed.id, error)
+            self._buffer.refused(job)
 
     def _work(self, job: RunningJob | None) -> None:
         """Run one job after the other, in a thread, as long as there are any."""
@@ -156,18 +182,27 @@ class Attempts:
         while job is not None and contextvars.Context().run(self._run, job):
             job = self._following()
 
+    def _go_on(self) -> None:
+        """Use a slot that is free for the next job."""
+        following = self._following()
+        if following is not None:
+            self._start(following)
+
     def _following(self) -> RunningJob | None:
         """Return the job that goes on in this slot."""
         job = self._buffer.next()
+        if self._buffer.wants_more:
+            self._starter.wake()
         if len(self._buffer) <= self._low and not self._room_told:
             self._room_told = True
             self._on_room()
         return job
 
     def _run(self, job: RunningJob) -> bool:
-        """Run the attempt, in a job's thread; tell whether it has ended, or goes on on the loop.
+        """Run the attempt, in a job's thread; tell whether its slot is free when this returns.
 
-        It ends, whatever happens: its lease is renewed.
+        Else it goes on on the loop, or its outcome has to be written first. It ends, whatever
+        happens: its lease is renewed.
         """
         outcome: Outcome | None
         report = partial(self._completer.report, job)
@@ -187,21 +222,25 @@ class Attempts:
                     outcome = call
         except BaseException as error:  # noqa: BLE001
             outcome = handlers.broken(job, error)
-        self._ended(job, outcome)
-        return True
+        return self._ended(job, outcome)
 
     async def _run_async(self, job: RunningJob, call: handlers.Call) -> None:
         try:
             outcome = await handlers.run_async(call)
         except BaseException as error:  # noqa: BLE001
             outcome = handlers.broken(job, error)
-        self._ended(job, outcome)
-        following = self._following()
-        if following is not None:
-            self._start(following)
+        if self._ended(job, outcome):
+            self._go_on()
 
-    def _ended(self, job: RunningJob, outcome: Outcome | None) -> None:
+    def _ended(self, job: RunningJob, outcome: Outcome | None) -> bool:
+        """Have the outcome written; tell whether the slot is free now.
+
+        After a last attempt it is when the outcome is written: what runs next may kill the
+        process, and this job couldn't be run again.
+        """
+        waits = outcome is not None and job.begun and job.is_last
         if outcome is not None:
-            self._completer.put(outcome)
+            self._completer.put(outcome, self._go_on if waits else None)
         # After `put`: at every moment the job is known here or there.
         self._running.pop((job.claimed.id, job.claimed.fence), None)
+        return not waits

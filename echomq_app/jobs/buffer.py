@@ -1,7 +1,8 @@
 """Claimed jobs that wait for a handler, and the slots in which handlers run.
 
-Called by the main thread (`add`, `take`, `take_all`) and by the threads of the handlers
-(`next`, `release`): one lock, held for a heap operation.
+A job waits, is taken to be counted (`begins.py`), and has a slot then, or gets the next one.
+Called by the main thread (`add`, `take`, `take_all`), by the starter (`to_begin`, `counted`,
+`put_back`) and by the threads of the handlers (`next`): one lock, held for a heap operation.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from .running import RunningJob
 
@@ -23,12 +25,23 @@ class Buffer:
         self._lock = threading.Lock()
         self._number = itertools.count()
         self._waiting: list[tuple[tuple[int, float], int, float, RunningJob]] = []
+        self._counted: deque[tuple[float, RunningJob]] = deque()
         self._taken = 0
+        self._closed = False
         self.begun = 0
         """How many handlers have been given a slot so far."""
+        self.ahead = 0
+        """How many jobs may be counted beside those that have a slot."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._counted)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the starter has something to do."""
+        return bool(self._waiting) and (
+            self._taken < self._slots or len(self._counted) * 4 < self.ahead
+        )
 
     def add(self, job: RunningJob) -> None:
         """Have a job wait."""
@@ -38,28 +51,57 @@ class Buffer:
             entry = (order, next(self._number), time.monotonic(), job)
             heapq.heappush(self._waiting, entry)
 
-    def start(self) -> RunningJob | None:
-        """Take a slot for the next job that waits, if there are both."""
+    def to_begin(self) -> list[RunningJob]:
+        """Take the jobs to be counted now: those that get a slot, and the next few.
+
+        The first that must have its slot before it is counted ends the few.
+        """
         with self._lock:
-            if self._taken >= self._slots or not self._waiting:
-                return None
-            self._taken += 1
-            return self._pop()
+            jobs: list[RunningJob] = []
+            if self._closed:
+                return jobs
+            free = self._slots - self._taken - len(self._counted)
+            while self._waiting and len(jobs) < free + self.ahead:
+                if len(jobs) >= free and not self._waiting[0][-1].may_be_counted_ahead:
+                    break
+                jobs.append(heapq.heappop(self._waiting)[-1])
+            return jobs
+
+    def counted(self, jobs: Iterable[RunningJob]) -> list[RunningJob]:
+        """Take jobs that have been counted; return those that have a slot now."""
+        since = time.monotonic()
+        with self._lock:
+            self._counted += [(since, job) for job in jobs]
+            if self._closed:
+                return []  # whoever closed it takes them out
+            number = min(self._slots - self._taken, len(self._counted))
+            self._taken += number
+            return [self._pop() for _ in range(number)]
 
     def next(self) -> RunningJob | None:
-        """Use the caller's slot for the next job; give it up if there is none."""
+        """Use the caller's slot for the next job that is counted; give it up if there is none."""
         with self._lock:
-            if self._waiting:
+            if self._counted and not self._closed:
                 return self._pop()
             self._taken -= 1
             return None
 
-    def put_back(self, job: RunningJob) -> None:
+    def put_back(self, jobs: Iterable[RunningJob]) -> None:
+        """Have jobs wait again that couldn't be counted."""
+        for job in jobs:
+            self.add(job)
+
+    def refused(self, job: RunningJob) -> None:
         """Have a job wait again whose handler couldn't be started, and give up its slot."""
         self.add(job)
         with self._lock:
             self._taken -= 1
             self.begun -= 1
+
+    def close(self) -> None:
+        """Give nothing more to be counted."""
+        with self._lock:
+            self._closed = True
 
     def take(self, *, older_than: float) -> list[RunningJob]:
         """Take out what has waited for so many seconds."""
@@ -72,11 +114,13 @@ class Buffer:
 
     def _pop(self) -> RunningJob:
         self.begun += 1
-        return heapq.heappop(self._waiting)[-1]
+        return self._counted.popleft()[-1]
 
     def _take(self, wanted: Callable[[float], bool]) -> list[RunningJob]:
         with self._lock:
-            taken = [job for _, _, since, job in self._waiting if wanted(since)]
+            taken = [job for *_, since, job in self._waiting if wanted(since)]
+            taken += [job for since, job in self._counted if wanted(since)]
             self._waiting = [entry for entry in self._waiting if not wanted(entry[2])]
             heapq.heapify(self._waiting)
+            self._counted = deque(entry for entry in self._counted if not wanted(entry[0]))
         return taken

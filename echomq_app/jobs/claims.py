@@ -23,11 +23,10 @@ from django.db import connections, transaction
 
 from ..core.ids import JobId
 from ..core.payload import decode
-from ..models.job import Job, JobState
+from ..models.job import Job
 from ..models.times import aware, from_cursor
-from . import claims_sqlite, journal
+from . import claims_sqlite
 from .connections import read_committed
-from .journal import Entry
 
 FRONT_INTERVAL = 1.0
 """Seconds after which a claim starts from the front again."""
@@ -39,9 +38,13 @@ ROUNDS = 200
 _POSTGRES = "SELECT * FROM echomq_claim_v1(%s, %s, %s, %s, %s)"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class ClaimedJob:
-    """A job as it was claimed. `fence` is what proves the claim in every later write."""
+    """A job as it was claimed. `fence` is what proves the claim in every later write.
+
+    `attempt` is the number that this attempt has when its handler begins; until then it isn't
+    counted, and `attempted_at` is that of the attempt before.
+    """
 
     id: JobId
     queue: str
@@ -55,8 +58,8 @@ class ClaimedJob:
     fence: int
     errors: list[dict[str, Any]]
     enqueued_at: dt.datetime
-    started_at: dt.datetime
-    attempted_at: dt.datetime
+    started_at: dt.datetime | None
+    attempted_at: dt.datetime | None
     worker_name: str
 
     @classmethod
@@ -68,7 +71,8 @@ class ClaimedJob:
             for name, value in values.items()
             if isinstance(value, dt.datetime)
         }
-        return cls(**{**values, **times})
+        attempt = job.attempt if job.has_begun else job.attempt + 1
+        return cls(**{**values, **times, "attempt": attempt})
 
 
 @dataclasses.dataclass(slots=True)
@@ -91,7 +95,7 @@ class Claims:
     def take(self, queue: str, *, worker_id: int, worker_name: str, limit: int) -> list[ClaimedJob]:
         """Claim up to `limit` jobs, the highest priority and the longest due first.
 
-        Committed when it returns, and so is the record of each start.
+        Committed when it returns.
         """
         if limit < 1:
             return []
@@ -144,7 +148,6 @@ class Claims:
             rows = claims_sqlite.take(self._using, queue, worker_id, worker_name, limit)
             claimed = [self._claimed(queue, worker_name, row) for row in rows]
             claimed.sort(key=lambda job: (-job.priority, job.run_after, job.id.int))
-            journal.write(self._using, [started(job) for job in claimed])
         return claimed
 
     def _claimed(self, queue: str, worker_name: str, row: tuple[Any, ...]) -> ClaimedJob:
@@ -156,26 +159,13 @@ class Claims:
             arguments=decode(row[2]),
             priority=row[3],
             run_after=from_cursor(row[4], zone),
-            attempt=row[5],
+            attempt=row[5] + 1,
             max_attempts=row[6],
             options=decode(row[7]),
             fence=row[8],
             errors=decode(row[9]),
             enqueued_at=from_cursor(row[10], zone),
-            started_at=from_cursor(row[11], zone),
-            attempted_at=from_cursor(row[12], zone),
+            started_at=None if row[11] is None else from_cursor(row[11], zone),
+            attempted_at=None if row[12] is None else from_cursor(row[12], zone),
             worker_name=worker_name,
         )
-
-
-def started(job: ClaimedJob) -> Entry:
-    """Say that an attempt has begun. On PostgreSQL the claim records the same itself."""
-    data = {
-        "id": str(job.id),
-        "task": job.task_path,
-        "state": JobState.RUNNING.value,
-        "attempt": job.attempt,
-        "at": journal.timestamp(job.attempted_at),
-        "worker": job.worker_name,
-    }
-    return Entry(job.queue, journal.STARTED, job.id, data)

@@ -10,8 +10,6 @@ from typing import Any
 
 from django.db import connections
 
-from ..models.times import now, stored
-
 _CANCELLED = "EXISTS (SELECT 1 FROM echomq_cancelrequest c WHERE c.job_id = j.id)"
 # Twice the same: Django 5.2 wrote the index's condition in one way, 6.1 in the other.
 _NOT_PARKED = "j.parked = 0 AND NOT j.parked"
@@ -47,8 +45,7 @@ _FREE_OF_GROUP = f"SELECT count(*) FROM echomq_job WHERE {_GROUP} AND parked = 0
 _UNPARK = "UPDATE echomq_job SET parked = 0 WHERE id IN ({ids})"
 _PARK = f"UPDATE echomq_job SET parked = 1 WHERE {_GROUP} AND parked = 0 AND id NOT IN ({{ids}})"
 _CLAIM = (
-    "UPDATE echomq_job SET state = 'running', fence = fence + 1, attempt = attempt + 1,"
-    " worker_id = %s, worker_name = %s, attempted_at = %s, started_at = coalesce(started_at, %s),"
+    "UPDATE echomq_job SET state = 'running', fence = fence + 1, worker_id = %s, worker_name = %s,"
     " progress = NULL, progress_note = '' WHERE id IN ({ids})"
     " RETURNING id, task_path, arguments, priority, run_after, attempt, max_attempts, options,"
     " fence, errors, enqueued_at, started_at, attempted_at"
@@ -81,9 +78,7 @@ def take(using: str, queue: str, worker_id: int, worker_name: str, limit: int) -
         taken = _admitted(cursor, queue, min(limit, MOST))
         if not taken:
             return []
-        at = stored(now(), connection)
-        values = (worker_id, worker_name, at, at, *taken)
-        cursor.execute(_CLAIM.format(ids=_marks(taken)), values)
+        cursor.execute(_CLAIM.format(ids=_marks(taken)), [worker_id, worker_name, *taken])
         return list(cursor.fetchall())
 
 

@@ -69,16 +69,23 @@ class Completer:
         self._waiting: list[Outcome] = []
         self._locked: list[tuple[float, Outcome]] = []
         self._unwritten: set[JobId] = set()
+        self._written: dict[tuple[JobId, int], Callable[[], object]] = {}
         self._next_progress = 0.0
         self._thread = threading.Thread(target=self._run, name="echomq-completer", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, outcome: Outcome) -> None:
-        """Have an outcome written. Returns at once."""
+    def put(self, outcome: Outcome, on_written: Callable[[], object] | None = None) -> None:
+        """Have an outcome written. Returns at once.
+
+        `on_written()` is called when it is, or when that has to wait for another transaction's
+        lock.
+        """
         with self._lock:
             self._unwritten.add(outcome.id)
+            if on_written is not None:
+                self._written[outcome.id, outcome.fence] = on_written
         self._outcomes.put(outcome)
         self._wakeup.call()
 
@@ -212,10 +219,16 @@ class Completer:
                 for entry in settlement.entries
                 if entry.job_id in self._reports
             ]
+            written = [
+                self._written.pop((outcome.id, outcome.fence))
+                for outcome in batch
+                if (outcome.id, outcome.fence) in self._written
+            ]
+        for call in written:
+            call()
         journal.publish([*(progress_entry(*report) for report in reports), *settlement.entries])
-        ready = any(entry.data["state"] == JobState.READY for entry in settlement.entries)
         caught_up = was_behind and not self.is_behind
-        if ready or caught_up or any(map(_makes_room, batch)):
+        if settlement.ready or caught_up or any(map(_makes_room, batch)):
             self._on_ready()
 
     def _write_progress(self) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Exists, OuterRef
 
 from .. import engine
@@ -24,12 +24,19 @@ from ..core.names import queue_wake_group
 from ..exceptions import WorkerLost
 from ..models import retention as stream_retention
 from ..models.each import for_each
-from ..models.job import FINISHED, CancelRequest, Job, JobQuerySet, JobState
+from ..models.job import (
+    ACTIVE,
+    FINISHED,
+    WAITING,
+    CancelRequest,
+    Job,
+    JobState,
+)
 from ..models.queue import Queue
 from ..models.schedule import Schedule
-from ..models.times import as_django, database_now, now
+from ..models.times import database_now, now
 from ..models.worker import Worker
-from . import journal, retention, schedule
+from . import journal, looks, retention, schedule
 from .claims import ClaimedJob
 from .connections import service_connection
 from .control import cancel_waiting
@@ -42,9 +49,14 @@ logger = logging.getLogger("echomq.jobs")
 
 PAGE = 100
 PROMOTE_BATCH = 1000
+MOST_RESCUED = 10_000
+"""Jobs of one look for those without a worker."""
 SHORTEST = 0.01
 """Seconds between two looks at least."""
 RETENTION_INTERVAL = 60.0
+RESCUE_INTERVAL = 5.0
+"""Seconds between two looks for jobs without a worker when no lease was seen to run out: another
+worker may have declared it lost and ended, or the row of a worker was deleted."""
 
 
 class Housekeeper:
@@ -70,6 +82,7 @@ class Housekeeper:
             *(self._prune_jobs, self._prune_workers, self._prune_schedules),
             self._trim_streams,
         )
+        self._next_rescue = 0.0
         self._schedules: list[schedule.Entry] | None = None
         self._thread = threading.Thread(target=self._run, name="echomq-housekeeper", daemon=True)
 
@@ -100,21 +113,18 @@ class Housekeeper:
 
     def _promote(self) -> float:
         """Make due jobs ready; return the seconds until there is something to do again."""
-        at = as_django(database_now(self._using))
-        promoted = promote(self._using, self._queues, at)
+        at = database_now(self._using)
+        found = looks.due(self._using, self._queues, at)
+        promoted = _promote(self._using, found.queues, at)
         for queue in promoted:
             self._on_ready()
             engine.notify(queue_wake_group(queue))
         if promoted:
             return SHORTEST  # there may be more
-        # Not what is due already: somebody holds it, and may do so for hours.
-        waiting = Job.objects.using(self._using).filter(state=JobState.SCHEDULED, run_after__gt=at)
+        # Not what is due already: another transaction holds it, and may do so for hours.
         soonest = self._interval
-        for queue in self._queues:
-            times = waiting.filter(queue=queue).order_by("run_after")
-            next_due = times.values_list("run_after", flat=True).first()
-            if next_due is not None:
-                soonest = min(soonest, (next_due - at).total_seconds())
+        if found.next_at is not None:
+            soonest = min(soonest, (found.next_at - at).total_seconds())
         return max(SHORTEST, soonest)
 
     def _tick(self) -> float:
@@ -131,8 +141,15 @@ class Housekeeper:
         return self._interval if next_in is None else max(SHORTEST, min(next_in, self._interval))
 
     def _rescue(self) -> None:
-        if rescue(self._using):
-            self._on_ready()
+        lost = declare_lost(self._using)
+        # A look is dear in a busy database: the index still has what ran and has ended.
+        if lost or time.monotonic() >= self._next_rescue:
+            self._next_rescue = time.monotonic() + RESCUE_INTERVAL
+            rescued, left = rescue_abandoned(self._using)
+            if left:
+                self._next_rescue = 0.0
+            if rescued:
+                self._on_ready()
 
     def _sweep(self) -> None:
         sweep(self._using)
@@ -155,93 +172,114 @@ class Housekeeper:
 
 def promote(using: str, queues: Collection[str], at: dt.datetime | None = None) -> set[str]:
     """Make scheduled jobs ready whose time has come at `at`, or now; return their queues."""
-    at = at or as_django(database_now(using))
-    due = Job.objects.using(using).in_queues(queues).due(at)
-    # Without the write lock: most of the time there is nothing to do.
-    if not due.exists():
-        return set()
+    at = at or database_now(using)
+    return _promote(using, looks.due(using, queues, at).queues, at)
+
+
+def _promote(using: str, queues: Collection[str], at: dt.datetime) -> set[str]:
+    if not queues:
+        return set()  # without the write lock: most of the time there is nothing to do
+    promoted: set[str] = set()
+    left = PROMOTE_BATCH
     with transaction.atomic(using=using):
-        some = due.order_by("queue", "run_after")
-        if connections[using].features.has_select_for_update_skip_locked:
-            some = some.skip_locked()
-        found = dict(some.values_list("pk", "queue")[:PROMOTE_BATCH])
-        Job.objects.using(using).filter(pk__in=found, state=JobState.SCHEDULED).update(
-            state=JobState.READY
-        )
-    return set(found.values())
+        for queue in sorted(queues):
+            ids = looks.due_page(using, queue, at, left)
+            left -= len(ids)
+            jobs = Job.objects.using(using).filter(pk__in=ids, state=JobState.SCHEDULED)
+            if ids and jobs.update(state=JobState.READY):
+                promoted.add(queue)
+            if not left:
+                break
+    return promoted
 
 
 def rescue(using: str) -> int:
     """Take jobs away from workers whose lease has run out; return how many."""
+    declare_lost(using)
+    return rescue_abandoned(using)[0]
+
+
+def declare_lost(using: str) -> int:
+    """Declare the leases lost that have run out; return how many."""
     with transaction.atomic(using=using):
         lost = Worker.objects.using(using).lose_expired()
     if lost:
         logger.error("event=leases_expired count=%d noticed_by=%s", lost, socket.gethostname())
-    abandoned = Job.objects.using(using).abandoned().order_by("pk")
-    rescued = 0
+    return lost
 
-    def take(jobs: Sequence[Job]) -> None:
-        nonlocal rescued
-        settlement = settle(using, [_abandoned(job) for job in jobs])
+
+def rescue_abandoned(using: str) -> tuple[int, int]:
+    """Take jobs away from workers that are gone; return how many, and how many are left.
+
+    Left are those whose rows another transaction holds, those for which it failed, and more than
+    `MOST_RESCUED`.
+    """
+    ids = looks.abandoned(using, MOST_RESCUED)
+    rescued, left = 0, len(ids) // MOST_RESCUED
+
+    def take(some: Sequence[JobId]) -> None:
+        nonlocal rescued, left
+        # Looked at again: a job may have ended, and begun in a living worker since.
+        jobs = Job.objects.using(using).abandoned().filter(pk__in=some)
+        outcomes = [_abandoned(job) for job in jobs]
+        settlement = settle(using, outcomes)
         journal.publish(settlement.entries)
-        rescued += len(jobs) - len(settlement.later) - len(settlement.lost)
+        rescued += len(outcomes) - len(settlement.later) - len(settlement.lost)
+        left += len(settlement.later)
 
-    page = list(abandoned[:PAGE])
-    while page:
-        for_each(using, page, take, doing="rescue", together=PAGE)
-        page = _next_page(abandoned, page)
-    return rescued
-
-
-def _next_page(jobs: JobQuerySet, page: list[Job]) -> list[Job]:
-    """Go on by key, not from the front: rows that somebody holds stay, and must not hide others."""
-    return list(jobs.filter(pk__gt=page[-1].pk)[:PAGE])
+    left += len(for_each(using, ids, take, doing="rescue", together=PAGE))
+    return rescued, left
 
 
 def sweep(using: str) -> None:
     """Cancel waiting jobs that somebody asked to cancel, and forget answered requests.
 
     A request may be written in the very moment in which the job goes back to the queue;
-    no claim takes such a job, and here it ends.
+    no claim takes such a job, and here it ends. By the requests, which are few: jobs may be
+    millions.
     """
-    requests = CancelRequest.objects.using(using)
-    waiting = Job.objects.using(using).waiting().cancel_requested().order_by("pk")
-
-    def cancel(jobs: Sequence[Job]) -> None:
-        (job,) = jobs
-        request = requests.filter(job=job).first()
-        if request is not None:
-            with transaction.atomic(using=using):
-                cancel_waiting(using, JobId.parse(job.pk), request.reason, request.kind)
-
-    page = list(waiting[:PAGE])
+    requests = CancelRequest.objects.using(using).order_by("pk")
+    page = list(requests[:PAGE])
     while page:
-        for_each(using, page, cancel, doing="sweep")
-        page = _next_page(waiting, page)
-    unfinished = Job.objects.filter(pk=OuterRef("job")).exclude(state__in=FINISHED)
-    answered = requests.filter(~Exists(unfinished))
-    if answered.exists():
-        answered.delete()
+        jobs = Job.objects.using(using).filter(pk__in=[request.pk for request in page])
+        states = dict(jobs.values_list("pk", "state"))
+
+        def cancel(some: Sequence[CancelRequest]) -> None:
+            (request,) = some
+            with transaction.atomic(using=using):
+                cancel_waiting(using, JobId.parse(request.pk), request.reason, request.kind)
+
+        waiting = [request for request in page if states.get(request.pk) in WAITING]
+        for_each(using, waiting, cancel, doing="sweep")
+        answered = [request.pk for request in page if states.get(request.pk) not in ACTIVE]
+        if answered:
+            unfinished = Job.objects.filter(pk=OuterRef("job")).exclude(state__in=FINISHED)
+            requests.filter(~Exists(unfinished), pk__in=answered).delete()
+        page = list(requests.filter(pk__gt=page[-1].pk)[:PAGE])
 
 
 def _abandoned(job: Job) -> Outcome:
     at = now()
-    error = WorkerLost(
-        f"Worker {job.worker_name} stopped renewing its lease during attempt {job.attempt}: "
-        "it was killed, or cut off from the database."
-    )
+    lost = error = None
+    if job.has_begun:
+        lost = WorkerLost(
+            f"Worker {job.worker_name} stopped renewing its lease during attempt {job.attempt}: "
+            "it was killed, or cut off from the database."
+        )
+        error = error_record(lost, attempt=job.attempt, worker=job.worker_name, at=at)
     return Outcome(
         id=job.pk,
         queue=job.queue,
         task_path=job.task_path,
         fence=job.fence,
-        attempt=job.attempt,
+        attempt=job.attempt if job.has_begun else job.attempt + 1,
         max_attempts=job.max_attempts,
         ending=Ending.ABANDONED,
+        begun=job.has_begun,
         at=at,
         options=job.options,
         errors=job.errors,
-        error=error_record(error, attempt=job.attempt, worker=job.worker_name, at=at),
+        error=error,
         claimed=ClaimedJob.of(job),
-        exception=error,
+        exception=lost,
     )

@@ -19,8 +19,8 @@ from asgiref.sync import async_to_sync
 
 from ..models.job import Job, JobState
 from ..models.worker import Worker
-from . import handlers, journal, retention
-from .claims import ClaimedJob, Claims, started
+from . import begins, handlers, journal, retention
+from .claims import ClaimedJob, Claims
 from .completer import progress_entry
 from .housekeeping import promote, sweep
 from .outcomes import Outcome
@@ -91,8 +91,8 @@ class Inline:
         return None
 
     def _attempt(self, claimed: ClaimedJob) -> JobResult:
-        journal.publish([started(claimed)])
         job = RunningJob(claimed)
+        begins.publish(begins.begin(self._using, [job]))
         # As in a worker's thread: nothing that the job activates is left behind.
         outcome = contextvars.Context().run(self._call, job)
         if outcome is not None:

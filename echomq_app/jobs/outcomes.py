@@ -42,14 +42,15 @@ class Ending(enum.Enum):
     UNSTORABLE = enum.auto()
     """The handler returned a value that can't be stored. It has done its work: no retry."""
     HANDED_BACK = enum.auto()
-    """The worker gives up a job whose handler may still run: the attempt doesn't count."""
+    """The worker gives up a job whose handler may still run, or never began: the attempt
+    doesn't count."""
     ABANDONED = enum.auto()
     """The worker's lease was lost."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of one attempt. `fence` proves who may write it."""
+    """The end of one attempt, or of a claim that led to none. `fence` proves who may write it."""
 
     id: JobId
     queue: str
@@ -61,6 +62,9 @@ class Outcome:
     at: dt.datetime
     claimed: ClaimedJob
     """What the announcement of the job's end is made of."""
+    begun: bool = True
+    """Whether the attempt was counted, and its start recorded. Else the job only waited in its
+    worker: nothing happened to it that its history would tell."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     errors: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     result: str | None = None
@@ -153,6 +157,8 @@ def decide(
         )
     if ending is Ending.ABANDONED and request is not None:
         return _finish(outcome, JobState.CANCELLED, journal.CANCELLED, request, asked)
+    if not outcome.begun and ending is Ending.ABANDONED:
+        return _again(outcome, outcome.attempt - 1, now, None)
     if request is not None or outcome.attempt >= outcome.max_attempts:
         return _finish(outcome, JobState.FAILED, journal.FAILED, request, asked)
     if ending is Ending.ABANDONED:
@@ -166,15 +172,16 @@ def decide(
 def _finish(
     outcome: Outcome, state: JobState, event: str, reason: str | None, kind: str
 ) -> Verdict:
+    attempt = outcome.attempt if outcome.begun else outcome.attempt - 1
     data = {
-        **_common(outcome, state, outcome.attempt),
+        **_common(outcome, state, attempt),
         "reason": reason or None,
         "finished_at": journal.timestamp(outcome.at),
     }
     if kind:
         data["kind"] = kind
     told = {"reason": reason or "", "kind": kind}
-    return _verdict(outcome, state, event, data, attempt=outcome.attempt, **told)
+    return _verdict(outcome, state, event, data, attempt=attempt, **told)
 
 
 def _again(
@@ -219,7 +226,9 @@ def _verdict(
     outcome: Outcome, state: JobState, event: str, data: dict[str, Any], **rest: Any
 ) -> Verdict:
     entries = [Entry(outcome.queue, event, outcome.id, data)]
-    if outcome.ending is Ending.ABANDONED:
+    if not outcome.begun and event == journal.RETRYING:
+        entries = []
+    elif outcome.begun and outcome.ending is Ending.ABANDONED:
         entries.insert(0, Entry(outcome.queue, journal.STALLED, outcome.id, data))
     errors = outcome.errors
     if outcome.error is not None:

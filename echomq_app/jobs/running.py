@@ -28,10 +28,12 @@ class RunningJob:
     the first call counts.
     """
 
-    __slots__ = ("_asked", "_finished", "_token", "claimed", "progress", "token")
+    __slots__ = ("_asked", "_finished", "_token", "begun", "claimed", "progress", "token")
 
     def __init__(self, claimed: ClaimedJob) -> None:
         self.claimed = claimed
+        self.begun = False
+        """Whether the database has counted the attempt."""
         self._token = cancel.new()
         self.token = self._token
         # What the handler reported last; written by the completer.
@@ -39,6 +41,23 @@ class RunningJob:
         # `setdefault` on a dict is atomic: whoever is first decides.
         self._asked: dict[str, Asked] = {}
         self._finished: dict[str, Outcome] = {}
+
+    def begin(self, at: dt.datetime) -> None:
+        """Note that the attempt is counted, at the time `at`."""
+        self.begun = True
+        self.claimed.attempted_at = at
+        if self.claimed.started_at is None:
+            self.claimed.started_at = at
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the job may not be attempted again after this."""
+        return self.claimed.attempt >= self.claimed.max_attempts
+
+    @property
+    def may_be_counted_ahead(self) -> bool:
+        """Whether its attempt may be counted before there is a slot: see `begins.py`."""
+        return self.claimed.attempt == 1 < self.claimed.max_attempts
 
     def start_clock(self) -> None:
         """Let the job's timeout, if it has one, run from now."""
@@ -97,6 +116,7 @@ class RunningJob:
             attempt=claimed.attempt,
             max_attempts=claimed.max_attempts,
             ending=ending,
+            begun=self.begun,
             at=at,
             options=claimed.options,
             errors=claimed.errors,

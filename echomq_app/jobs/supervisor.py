@@ -1,6 +1,7 @@
 """`--processes N`: N workers as processes of their own, watched and started again.
 
-The parent does nothing else, and uses no database: it passes signals on and waits. A worker
+The parent does nothing else, and uses no database: it has its workers stop when it is asked to,
+and waits. A worker
 that ended in good order (`--max-jobs`, `--max-rss`) is replaced at once; one that crashed, or
 couldn't start, after a pause that grows while it goes on. With `--drain`, who has ended isn't
 replaced.
@@ -15,14 +16,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from types import FrameType
 
 from ..core.retry import full_jitter
+from .stopping import stop_signals
 from .wakeup import Wakeup
 
 logger = logging.getLogger("echomq.jobs")
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LOOK = 0.2
 """Seconds between two looks at the children."""
 STABLE = 60.0
@@ -51,20 +51,17 @@ class Supervisor:
         self._seats = [_Seat() for _ in range(processes)]
         self._again = again
         self._stop = Wakeup()
+        self._at_once = False
         self._worst = 0
 
     def run(self) -> int:
         """Supervise; return the exit code: the worst of those that ended for good."""
-        before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
-        try:
+        with stop_signals(self.stop, self._ended_at_once):
             while self._step():
                 if self._stop.closed:
                     time.sleep(LOOK / 4)  # a closed one doesn't wait
                 else:
                     self._stop.wait(LOOK)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         return self._worst
 
     def _step(self) -> bool:
@@ -95,6 +92,8 @@ class Supervisor:
         seat.process = None
         if self._stop.closed or (code == 0 and not self._again):
             seat.start_at = None
+            if code == -signal.SIGTERM and not self._at_once:
+                code = 0  # it had begun nothing yet: a worker receives this signal itself
             self._worst = max(self._worst, code if code >= 0 else 128 - code)
             return
         if code == 0:
@@ -112,9 +111,18 @@ class Supervisor:
             pause,
         )
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        """Pass the signal on: the first asks the workers to stop, the second ends them."""
+    def stop(self) -> None:
+        """Have the workers stop gracefully, and start none."""
         self._stop.close()
+        self._pass_on(signal.SIGTERM)
+
+    def _ended_at_once(self, number: int) -> None:
+        """End the workers by the signal that does, whatever this process has received."""
+        self._stop.close()
+        self._at_once = True
+        self._pass_on(signal.SIGQUIT)
+
+    def _pass_on(self, number: int) -> None:
         for seat in self._seats:
             if seat.process is not None and seat.process.poll() is None:
                 seat.process.send_signal(number)

@@ -78,6 +78,8 @@ class Settlement:
     """Still ours, but somebody holds the row: try again."""
     lost: list[Outcome]
     """Not ours any more (or already written): nothing to do."""
+    ready: bool = False
+    """Whether a job may be claimed now that was ours."""
 
 
 def settle(using: str, outcomes: Iterable[Outcome]) -> Settlement:
@@ -112,7 +114,8 @@ def settle(using: str, outcomes: Iterable[Outcome]) -> Settlement:
         later = _still_ours(using, rest)
     announcing.ended(verdict for verdict in verdicts if verdict.finished)
     lost = [outcome for outcome in rest if outcome not in later]
-    return Settlement(entries=entries, later=later, lost=lost)
+    ready = any(verdict.state is JobState.READY for verdict in verdicts)
+    return Settlement(entries=entries, later=later, lost=lost, ready=ready)
 
 
 def write_progress(using: str, reports: Sequence[tuple[JobId, int, float, str]]) -> None:

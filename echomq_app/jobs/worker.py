@@ -4,6 +4,7 @@ Who runs where, each with a database connection of its own:
 
     main thread    this module: cancel requests, claims, signals
     heartbeat      lease.py: renews the lease, and nothing else
+    starter        begins.py: counts the attempts, and starts the handlers
     completer      completer.py: outcomes, progress, the feed
     relayer        relayer.py: records from the outbox into the queues' streams (PostgreSQL)
     housekeeper    housekeeping.py: due jobs, other workers' lost leases, retention
@@ -19,14 +20,10 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, router
@@ -39,10 +36,10 @@ from ..exceptions import WorkerError
 from ..models import sql
 from ..models.job import Job
 from ..models.times import now
-from . import draining, journal
+from . import draining
 from .announcing import announcer
 from .attempts import CANCEL_INTERVAL, Attempts
-from .claims import ClaimedJob, Claims, started
+from .claims import ClaimedJob, Claims
 from .completer import Completer
 from .connections import Persistent, service_connection
 from .housekeeping import Housekeeper
@@ -52,6 +49,7 @@ from .outcomes import Ending, Outcome
 from .process_pool import ProcessPool, cpus
 from .relayer import Relayer
 from .running import Asked
+from .stopping import stop_signals
 from .wakeup import Wakeup
 from .worker_options import WorkerOptions
 
@@ -101,7 +99,9 @@ class Worker:
             self._completer,
             slots=options.concurrency,
             processes=ProcessPool(options.process_concurrency or cpus(), max_rss=options.max_rss),
+            patience=options.patience,
             on_room=self._waiter.set,
+            on_begun=self._relayer.soon,
         )
         self._housekeeper = Housekeeper(
             self.using,
@@ -122,7 +122,7 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """Stop in good order, as the first signal does. Safe from anywhere."""
+        """Stop gracefully, as a signal does. Safe from anywhere."""
         self._stop.close()
         self._waiter.set()
 
@@ -134,7 +134,7 @@ class Worker:
         service = service_connection(
             self.using, "worker", self._stop, patience=self.options.patience
         )
-        with service as persistent, self._waiter, _signals(self._signalled):
+        with service as persistent, self._waiter, stop_signals(self.stop):
             self._start()
             try:
                 if self._on_started:
@@ -158,6 +158,7 @@ class Worker:
             raise WorkerError(f"The worker can't use the database: {reason}") from error
         self._relayer.start()
         self._completer.start()
+        self._attempts.open()
         self._housekeeper.start()
         logger.info(
             "event=worker_started worker=%s queues=%s concurrency=%d",
@@ -217,20 +218,19 @@ class Worker:
         return _Taken(count, room)
 
     def _take(self, queue: str, limit: int) -> int:
-        """Claim jobs of a queue and begin them; return how many."""
+        """Claim jobs of a queue and have them begin; return how many."""
         generation = self._lease.generation
         claimed = self._claims.take(
             queue, worker_id=self._lease.id, worker_name=self.name, limit=limit
         )
         for job in claimed:
-            attempt = self._attempts.begin(job)
+            attempt = self._attempts.add(job)
             self._begun += 1
-            # After it began: whoever lost the lease meanwhile either saw it or counted up.
+            # After it was added: whoever lost the lease meanwhile either saw it or counted up.
             if self._lease.generation != generation:
                 attempt.ask(Asked.LEASE_LOST, Asked.LEASE_LOST.value)
         if claimed:
-            self._relayer.soon()
-            journal.publish(started(job) for job in claimed)
+            self._attempts.begin()
         return len(claimed)
 
     def _is_spent(self) -> bool:
@@ -262,9 +262,10 @@ class Worker:
                     queue=job.queue,
                     task_path=job.task_path,
                     fence=job.fence,
-                    attempt=job.attempt,
+                    attempt=job.attempt if job.has_begun else job.attempt + 1,
                     max_attempts=job.max_attempts,
                     ending=Ending.HANDED_BACK,
+                    begun=job.has_begun,
                     at=now(),
                     reason="the worker's connection broke when it claimed the job",
                     claimed=ClaimedJob.of(job),
@@ -305,33 +306,9 @@ class Worker:
         except (DatabaseError, InterfaceError) as error:
             logger.warning("event=lease_not_released error=%s written=%s", error, written)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self._stop.closed:
-            # The second one: no grace. The lease runs out, and others take the jobs.
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self.stop()
-
 
 class _Taken(NamedTuple):
     """How many jobs one round of claims took, and for how many there was room."""
 
     jobs: int
     room: int
-
-
-@contextmanager
-def _signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Take SIGTERM and SIGINT, where this is the main thread; give them back at the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handler) for number in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handlers_before in previous.items():
-            signal.signal(number, handlers_before)
-
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

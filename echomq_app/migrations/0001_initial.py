@@ -28,6 +28,7 @@ class Migration(migrations.Migration):
                 ('max_attempts', models.IntegerField(default=1)),
                 ('options', models.JSONField(blank=True, default=dict)),
                 ('fence', models.BigIntegerField(default=0)),
+                ('begun_fence', models.BigIntegerField(db_default=0, default=0, help_text='The fence of the last claim whose handler began: its attempt is counted.')),
                 ('worker_name', models.CharField(blank=True, default='', max_length=200)),
                 ('enqueued_at', models.DateTimeField()),
                 ('started_at', models.DateTimeField(blank=True, null=True)),

@@ -2,8 +2,9 @@
 
 A job's row says who may write it: `state = running`, `worker` and `fence`. The fence
 grows at every claim and is never restored, so the late write of a worker that lost its
-lease finds no row. `attempt` is another number: counted at claim, given back when a
-worker hands a job back, and only there to limit retries.
+lease finds no row. `attempt` is another number, and only there to limit retries: counted
+when the handler begins (then `begun_fence` is the claim's fence), and given back when a
+worker hands a job back.
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ class Job(models.Model):
     max_attempts = models.IntegerField(default=1)
     options = models.JSONField(default=dict, blank=True)
     fence = models.BigIntegerField(default=0)
+    begun_fence = models.BigIntegerField(
+        default=0,
+        db_default=0,
+        help_text=_("The fence of the last claim whose handler began: its attempt is counted."),
+    )
     # No constraint: checking it would lock the worker's row at every claim, and the
     # heartbeat writes that row.
     worker = models.ForeignKey(
@@ -194,6 +200,11 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return str(self.pk)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the handler of the last claim began; else the job waits in its worker."""
+        return self.begun_fence == self.fence
 
     @property
     def is_finished(self) -> bool:

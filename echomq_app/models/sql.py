@@ -38,6 +38,7 @@ FUNCTIONS = (
     "echomq_stream_no_delete_v1",
     "echomq_job_text_v1",
     "echomq_claim_v1",
+    "echomq_begin_v1",
     "echomq_park_v1",
     "echomq_unpark_v1",
 )

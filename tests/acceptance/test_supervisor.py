@@ -6,13 +6,20 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from echomq_app.jobs.supervisor import PARENT
 from echomq_app.models import Job, Worker
 from tests import jobtasks
-from tests.acceptance.workers import StartWorker, starting_workers, wait_for_state
+from tests.acceptance.workers import (
+    StartWorker,
+    press_until_it_ends,
+    starting_workers,
+    wait_for_state,
+)
+from tests.jobtasks import marks
 from tests.wait import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,6 +58,60 @@ def test_a_worker_that_was_killed_is_replaced_and_all_stop_together(
     assert parent.stop(grace=60) == 0
     assert not any(is_there(pid) for pid in every)
     assert "worker_process_failed" in parent.output
+
+
+@pytest.mark.parametrize(
+    ("number", "receivers"),
+    [
+        pytest.param(signal.SIGTERM, "every process", id="systemd, Heroku"),
+        pytest.param(signal.SIGTERM, "the parent twice", id="docker stop with a shell"),
+        pytest.param(signal.SIGTERM, "the parent's group and every process", id="a runner"),
+        pytest.param(signal.SIGINT, "the parent's group and every process", id="Ctrl-C"),
+    ],
+)
+def test_a_stop_is_one_stop_however_often_it_is_asked_for(
+    number: signal.Signals, receivers: str, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    trace = str(tmp_path / "trace")
+    parent = start_worker("--queue", "default", "--processes", "1", "--grace", "2")
+    ids = [jobtasks.until_cancelled.enqueue(trace, then).id for then in ("stop", "stay")]
+    wait_until(lambda: marks(trace) == ["start 1"] * 2)
+    (child,) = pids()
+
+    def ask() -> None:
+        if "group" in receivers:
+            os.killpg(parent.pid, number)
+        parent.send_signal(number)
+        if "every" in receivers:
+            os.kill(child, number)
+
+    ask()
+    wait_until(lambda: len(marks(trace)) == 4, message="the handlers are asked to stop")
+    ask()
+    assert parent.wait(60) == 0
+    assert set(Job.objects.values_list("state", "attempt")) == {("ready", 0)}
+    assert Job.objects.filter(pk__in=ids).count() == 2
+    assert Worker.objects.get().stopped_at is not None
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_a_stop_before_the_workers_are_ready(start_worker: StartWorker) -> None:
+    parent = start_worker("--queue", "default", "--processes", "2", ready=False)
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    wait_until(lambda: len(children.read_text().split()) == 2)
+    assert parent.stop(grace=60) == 0
+
+
+def test_ctrl_c_again_ends_all_at_once(start_worker: StartWorker, tmp_path: Path) -> None:
+    trace = str(tmp_path / "trace")
+    parent = start_worker("--queue", "default", "--processes", "1", "--grace", "60")
+    id = jobtasks.until_cancelled.enqueue(trace, "stay").id
+    wait_until(lambda: marks(trace))
+    (child,) = pids()
+    press_until_it_ends(parent)
+    assert parent.wait() == 128 + signal.SIGQUIT
+    assert not is_there(child)
+    assert Job.objects.get(pk=id).state == "running"
 
 
 def test_without_the_parent_the_workers_stop(start_worker: StartWorker) -> None:

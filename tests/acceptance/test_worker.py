@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -10,14 +11,22 @@ from pathlib import Path
 
 import pytest
 from django.db import OperationalError
+from django.db.models import F
 from django.utils import timezone
 
 from echomq_app.jobs import control
+from echomq_app.jobs.bulk import call, enqueue_many
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.stream import Stream
 from project.children import Child
 from tests import jobtasks
-from tests.acceptance.workers import StartWorker, job, starting_workers, wait_for_state
+from tests.acceptance.workers import (
+    StartWorker,
+    job,
+    press_until_it_ends,
+    starting_workers,
+    wait_for_state,
+)
 from tests.jobtasks import marks
 from tests.wait import wait_until
 
@@ -69,20 +78,39 @@ class TestSignals:
         left = job(id)
         assert (left.state, left.attempt) == ("ready", 0)
 
-    def test_second_signal_ends_it_at_once_and_another_worker_takes_the_job(
+    def test_repeated_signals_are_one_stop(self, start_worker: StartWorker, trace: str) -> None:
+        worker = start_worker("--queue", "default", "--grace", "2")
+        id = jobtasks.until_cancelled.enqueue(trace, then="stay").id
+        wait_for_mark(trace, "start 1")
+        worker.send_signal(signal.SIGTERM)
+        wait_for_mark(trace, "cancelled shutdown")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            os.killpg(worker.pid, number)
+        assert worker.wait() == 0
+        left = job(id)
+        assert (left.state, left.attempt) == ("ready", 0)
+        assert Worker.objects.get().stopped_at is not None
+
+    def test_ctrl_c_again_ends_it_at_once_and_another_worker_takes_the_job(
         self, start_worker: StartWorker, trace: str
     ) -> None:
         worker = start_worker("--queue", "default", "--grace", "60")
         id = jobtasks.until_cancelled.enqueue(trace, then="stay").id
         wait_for_mark(trace, "start 1")
-        worker.send_signal(signal.SIGTERM)
-        wait_for_mark(trace, "cancelled shutdown")
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait() == -signal.SIGTERM
+        press_until_it_ends(worker)
+        assert worker.wait() == -signal.SIGINT
         assert job(id).state == "running"
         second = start_worker("--queue", "default")
         wait_for_mark(trace, "start 2")
         second.kill()
+
+    def test_sigquit_ends_it_at_once(self, start_worker: StartWorker, trace: str) -> None:
+        worker = start_worker("--queue", "default", "--grace", "60")
+        id = jobtasks.until_cancelled.enqueue(trace).id
+        wait_for_mark(trace, "start 1")
+        worker.send_signal(signal.SIGQUIT)
+        assert worker.wait() == -signal.SIGQUIT
+        assert job(id).state == "running"
 
     def test_jobs_that_return_within_the_grace_are_completed(
         self, start_worker: StartWorker, trace: str
@@ -171,6 +199,33 @@ class TestKilled:
         assert len(marks(trace)) == 3 and failed.attempt == 3
         assert [error["attempt"] for error in failed.errors] == [1, 2, 3]
         wait_until(lambda: history(id)[-1] == "failed")
+
+    @pytest.mark.parametrize("concurrency", ["1", "10"])
+    def test_a_job_that_kills_its_worker_costs_no_other_job_its_only_attempt(
+        self, start_worker: StartWorker, trace: str, concurrency: str
+    ) -> None:
+        """Others wait in the worker then; and what has ended just before is written."""
+        once = jobtasks.noop.using(max_attempts=1)
+        enqueue_many(once, [call(n) for n in range(600)])
+        killer = jobtasks.kill_the_process.using(max_attempts=1).enqueue(trace).id
+        enqueue_many(once, [call(n) for n in range(600)])
+        options = ("--queue", "default", "--concurrency", concurrency, "--lease", "3")
+        worker = start_worker(*options, ready=False)
+        assert worker.wait(60) == -signal.SIGKILL
+        waited = Job.objects.filter(state="running").exclude(begun_fence=F("fence"))
+        came_back = list(waited.values_list("pk", flat=True))
+        assert came_back
+        start_worker(*options)
+        wait_for_state(killer, "failed")
+        wait_until(lambda: not Job.objects.filter(finished_at=None).exists(), 60)
+        failed = Job.objects.filter(state="failed")
+        # At the same moment so many handlers may run beside it.
+        assert 1 <= failed.count() <= int(concurrency)
+        assert Job.objects.filter(state="completed").count() == 1_201 - failed.count()
+        assert set(Job.objects.values_list("attempt", flat=True)) == {1}
+        assert marks(trace) == ["killed"]
+        told = ["enqueued", "started", "completed"]
+        wait_until(lambda: all(history(str(id)) == told for id in came_back[:3]))
 
     def test_stopped_worker_that_goes_on_after_its_lease_drops_its_late_write(
         self, start_worker: StartWorker, trace: str

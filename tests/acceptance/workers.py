@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -41,6 +42,17 @@ def starting_workers(env: Mapping[str, str]) -> Iterator[StartWorker]:
             return child
 
         yield start
+
+
+def press_until_it_ends(worker: Child) -> None:
+    """Press Ctrl-C as a person does who has enough of waiting."""
+
+    def pressed() -> bool:
+        if worker.running:
+            worker.send_signal(signal.SIGINT)
+        return not worker.running
+
+    wait_until(pressed, 20, "the worker ends", poll=0.2)
 
 
 def job(job_id: str) -> Job:

@@ -13,8 +13,10 @@ from django.db import connection, connections
 from echomq_app import engine, events
 from echomq_app.core.ids import JobId, new_job_id
 from echomq_app.core.names import events_group
+from echomq_app.jobs import begins
 from echomq_app.jobs.claims import ClaimedJob, Claims
 from echomq_app.jobs.outcomes import Ending, Outcome
+from echomq_app.jobs.running import RunningJob
 from echomq_app.jobs.worker import Worker as JobWorker
 from echomq_app.jobs.worker_options import WorkerOptions
 from echomq_app.models import Job, Worker
@@ -70,9 +72,14 @@ def register(name: str = "w1", lease: float = 30.0) -> Worker:
     )
 
 
-def claim(worker: Worker, limit: int = 1, queue: str = "default") -> list[ClaimedJob]:
-    """Claim from the front, as a worker does."""
-    return Claims(USING).take(queue, worker_id=worker.pk, worker_name=worker.name, limit=limit)
+def claim(
+    worker: Worker, limit: int = 1, queue: str = "default", *, begun: bool = True
+) -> list[ClaimedJob]:
+    """Claim from the front, as a worker does, and count the attempts, as before a handler."""
+    claimed = Claims(USING).take(queue, worker_id=worker.pk, worker_name=worker.name, limit=limit)
+    if begun and claimed:
+        begins.begin(USING, [RunningJob(job) for job in claimed])
+    return claimed
 
 
 def outcome(job: ClaimedJob | Job, ending: Ending = Ending.RETURNED, **more: Any) -> Outcome:

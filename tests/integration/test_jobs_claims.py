@@ -13,12 +13,12 @@ from django.utils import timezone
 
 from echomq_app.jobs import claims as claiming
 from echomq_app.jobs import claims_sqlite
-from echomq_app.jobs.claims import Claims, started
+from echomq_app.jobs.claims import Claims
 from echomq_app.jobs.housekeeping import promote
 from echomq_app.models import CancelRequest, Job, Worker
 from tests import jobtasks
 from tests.databases import end
-from tests.integration.jobs import USING, claim, history, outcome, records, register
+from tests.integration.jobs import USING, claim, history, outcome, register
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -59,19 +59,16 @@ class TestOrder:
 
 
 class TestClaim:
-    def test_counts_the_attempt_raises_the_fence_and_records_the_start(
-        self, worker: Worker
-    ) -> None:
+    def test_raises_the_fence_and_counts_no_attempt(self, worker: Worker) -> None:
         (id,) = enqueue(1)
-        (claimed,) = claim(worker)
+        (claimed,) = claim(worker, begun=False)
         job = Job.objects.get(pk=id)
-        assert (job.state, job.attempt, job.fence) == ("running", 1, 1)
+        assert (job.state, job.attempt, job.fence, job.has_begun) == ("running", 0, 1, False)
         assert (job.worker_id, job.worker_name) == (worker.pk, "w1")
         assert (claimed.attempt, claimed.fence, claimed.max_attempts) == (1, 1, 3)
         assert claimed.arguments == {"args": [0, 0], "kwargs": {}}
-        assert claimed.attempted_at == job.attempted_at == job.started_at
-        # The database says what Python would have said.
-        assert records(id)[1] == ("started", started(claimed).data)
+        assert claimed.started_at is claimed.attempted_at is job.attempted_at is None
+        assert history(id) == ["enqueued"]
 
     def test_job_whose_cancel_was_requested_is_not_claimed(self, worker: Worker) -> None:
         first, second = enqueue(2)
@@ -128,7 +125,7 @@ class TestClaim:
 
         enqueue(3)
         with CaptureQueriesContext(connection) as queries:
-            assert len(claim(worker, 2)) == 2
+            assert len(claim(worker, 2, begun=False)) == 2
         texts = [query["sql"] for query in queries if "SHOW" not in query["sql"]]
         assert len(texts) == 1 and "echomq_claim_v1" in texts[0]
 

@@ -32,9 +32,11 @@ from hypothesis.stateful import (
 
 from echomq_app.core.ids import JobId
 from echomq_app.jobs import control
-from echomq_app.jobs.claims import ClaimedJob, Claims
+from echomq_app.jobs.begins import begin
+from echomq_app.jobs.claims import Claims
 from echomq_app.jobs.housekeeping import promote, rescue, sweep
 from echomq_app.jobs.outcomes import Ending, Outcome
+from echomq_app.jobs.running import RunningJob
 from echomq_app.jobs.transitions import settle, write_progress
 from echomq_app.models import CancelRequest, Job, Worker
 from echomq_app.stream import Stream
@@ -59,7 +61,8 @@ PICKS = st.lists(st.tuples(PICK, HOW), min_size=1, max_size=3)
 
 
 ACTIONS: dict[str, Callable[[Any, int], None]] = {
-    "claim": lambda machine, pick: machine.claim(pick % SLOTS, 2, second=False),
+    "claim": lambda machine, pick: machine.claim(pick % SLOTS, 2, second=False, begins=pick % 3),
+    "begin": lambda machine, pick: machine.begins([pick, pick + 1]),
     "end": lambda machine, pick: machine.attempts_end([(pick, HOWS[pick % len(HOWS)])]),
     "fail": lambda machine, pick: machine.attempts_end([(pick, "raised")]),
     "hand back": lambda machine, pick: machine.attempts_end([(pick, "handed back")]),
@@ -78,7 +81,7 @@ class Slot:
 
     row: int
     claims: Claims
-    running: list[ClaimedJob] = dataclasses.field(default_factory=list)
+    running: list[RunningJob] = dataclasses.field(default_factory=list)
 
 
 class JobsMachine(RuleBasedStateMachine):
@@ -101,7 +104,7 @@ class JobsMachine(RuleBasedStateMachine):
                 cursor.execute(statement)
         self.slots = [self.started(f"w{n}") for n in range(SLOTS)]
         self.enqueue(max_attempts=2, backoff=0, delay=None, priority=0, count=3)
-        self.claim(0, limit=2, second=True)
+        self.claim(0, limit=2, second=True, begins=1)
         self.much_happens(actions)
 
     def teardown(self) -> None:
@@ -153,8 +156,13 @@ class JobsMachine(RuleBasedStateMachine):
         return Slot(row.pk, Claims(USING, clock=lambda: self.seconds))
 
     @precondition(lambda self: any(job.claimable for job in self.jobs.values()))
-    @rule(number=SLOT, limit=st.integers(1, 4), second=st.booleans())
-    def claim(self, number: int, limit: int, second: bool) -> None:
+    @rule(
+        number=SLOT,
+        limit=st.integers(1, 4),
+        second=st.booleans(),
+        begins=st.sampled_from([0, 2, 4]),
+    )
+    def claim(self, number: int, limit: int, second: bool, begins: int) -> None:
         """After a second the best jobs come first, whatever was claimed before."""
         self.seconds += 2 * second
         slot = self.slots[number]
@@ -172,10 +180,34 @@ class JobsMachine(RuleBasedStateMachine):
         for job in claimed:
             model = self.jobs[str(job.id)]
             model.claim(slot.row)
-            assert (job.attempt, job.fence) == (model.attempt, model.fence)
+            assert (job.attempt, job.fence) == (model.attempt + 1, model.fence)
             assert len(job.errors) == model.errors
             self.reported[model.id] = None
-        slot.running += claimed
+        jobs = [RunningJob(job) for job in claimed]
+        slot.running += jobs
+        self.handlers_begin(jobs[:begins])
+
+    @precondition(lambda self: any(slot.running for slot in self.slots))
+    @rule(picks=st.lists(PICK, min_size=1, max_size=3))
+    def begins(self, picks: list[int]) -> None:
+        """Jobs that wait in their workers begin, or are counted again: the answer was lost."""
+        running = [job for slot in self.slots for job in slot.running]
+        if running:
+            picked = {id(job): job for job in (running[pick % len(running)] for pick in picks)}
+            self.handlers_begin(list(picked.values()))
+
+    def handlers_begin(self, jobs: list[RunningJob]) -> None:
+        expected = []
+        for job in jobs:
+            model = self.jobs[str(job.claimed.id)]
+            ours = (model.state, model.fence) == ("running", job.claimed.fence)
+            if ours and model.id not in self.others.locked:
+                expected.append(job)
+                if not model.begun:
+                    model.begin()
+        assert (begin(USING, jobs) if jobs else []) == expected
+        for job in expected:
+            assert job.begun and job.claimed.attempt == self.jobs[str(job.claimed.id)].attempt
 
     @rule(number=SLOT)
     def heartbeat(self, number: int) -> None:
@@ -202,16 +234,18 @@ class JobsMachine(RuleBasedStateMachine):
         for name, pick in actions:
             ACTIONS[name](self, pick)
 
-    def written(self, batch: list[tuple[Slot, ClaimedJob, str]]) -> None:
+    def written(self, batch: list[tuple[Slot, RunningJob, str]]) -> None:
+        # A handler that didn't begin can't return.
+        batch = [(slot, job, how if job.begun else "handed back") for slot, job, how in batch]
         outcomes = [_outcome(job, how) for _, job, how in batch]
         settlement = settle(USING, outcomes)
-        first: dict[str, tuple[ClaimedJob, str]] = {}
+        first: dict[str, tuple[RunningJob, str]] = {}
         for _, job, how in batch:
-            first.setdefault(str(job.id), (job, how))
+            first.setdefault(str(job.claimed.id), (job, how))
         later, lost = set(), set()
         for id, (job, how) in first.items():
             model = self.jobs[id]
-            if model.state != "running" or model.fence != job.fence:
+            if model.state != "running" or model.fence != job.claimed.fence:
                 lost.add(id)
             elif id in self.others.locked:
                 later.add(id)
@@ -220,15 +254,15 @@ class JobsMachine(RuleBasedStateMachine):
         assert {str(o.id) for o in settlement.later} == later
         assert {str(o.id) for o in settlement.lost} == lost
         for slot, job, _ in batch:
-            mine = first[str(job.id)][0]
-            if job is mine and str(job.id) not in later and job in slot.running:
+            mine = first[str(job.claimed.id)][0]
+            if job is mine and str(job.claimed.id) not in later and job in slot.running:
                 slot.running.remove(job)
 
     @precondition(lambda self: any(slot.running for slot in self.slots))
     @rule(pick=PICK, fraction=st.sampled_from([0.25, 0.75]))
     def progress(self, pick: int, fraction: float) -> None:
         running = [job for slot in self.slots for job in slot.running]
-        job = running[pick % len(running)]
+        job = running[pick % len(running)].claimed
         write_progress(USING, [(job.id, job.fence, fraction, "")])
         model = self.jobs[str(job.id)]
         if (model.state, model.fence) == ("running", job.fence) and (
@@ -390,7 +424,7 @@ class JobsMachine(RuleBasedStateMachine):
         self.sweep()
         for _ in range(100):
             self.promote()
-            self.claim(0, 4, second=True)
+            self.claim(0, 4, second=True, begins=4)
             slot = self.slots[0]
             if not slot.running:
                 break
@@ -535,7 +569,8 @@ def on_postgres() -> bool:
     return connection.vendor == "postgresql"
 
 
-def _outcome(job: ClaimedJob, how: str) -> Outcome:
+def _outcome(running: RunningJob, how: str) -> Outcome:
+    job = running.claimed
     error = {"class": "ValueError", "message": "no", "traceback": "", "attempt": job.attempt}
     return {
         "returned": lambda: outcome(job, Ending.RETURNED),
@@ -544,7 +579,9 @@ def _outcome(job: ClaimedJob, how: str) -> Outcome:
         "stopped by worker": lambda: outcome(
             job, Ending.STOPPED, reason="shutdown", by_worker=True
         ),
-        "handed back": lambda: outcome(job, Ending.HANDED_BACK, reason="shutdown"),
+        "handed back": lambda: outcome(
+            job, Ending.HANDED_BACK, reason="shutdown", begun=running.begun
+        ),
     }[how]()
 
 

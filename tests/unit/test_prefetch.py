@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echomq_app.core.prefetch import HOLD, MOST, Prefetch
+from echomq_app.core.prefetch import COUNTED_AHEAD, HOLD, MOST, Prefetch
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -42,3 +42,21 @@ def test_never_more_than_the_most_and_anew_after_jobs_were_given_back() -> None:
     assert ahead == MOST
     prefetch.forget()
     assert prefetch.ahead(2_000_000, 20.0) == 0
+
+
+def test_what_is_counted_ahead_begins_in_a_few_milliseconds() -> None:
+    prefetch = Prefetch()
+    begun = 0
+    for tick in range(20):
+        prefetch.ahead(begun, tick * 0.1)
+        begun += 100  # a thousand in a second
+    assert prefetch.counted_ahead() == pytest.approx(1_000 * COUNTED_AHEAD, abs=1)
+    prefetch.forget()
+    assert prefetch.counted_ahead() == 0
+
+
+def test_nothing_is_counted_ahead_of_handlers_that_take_a_while() -> None:
+    prefetch = Prefetch()
+    for tick in range(20):
+        prefetch.ahead(2 * tick, tick * 0.1)  # twenty in a second
+    assert prefetch.counted_ahead() == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import signal
 import sys
 import time
 from collections import Counter
@@ -72,7 +71,7 @@ def test_a_worker_that_crashes_at_once_is_started_again_after_growing_pauses(
             *_, pause = record.args  # type: ignore[misc]
             pauses.append(pause)  # type: ignore[arg-type]
             if len(pauses) == 4:
-                crew._signalled(signal.SIGTERM, None)
+                crew.stop()
         elif "worker_process_started" in record.getMessage():
             started.append(time.monotonic())
         return True

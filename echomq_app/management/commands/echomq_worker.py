@@ -31,9 +31,10 @@ NO_START = 3
 
 class Command(BaseCommand):
     help = (
-        "Run jobs of one or more queues. The first SIGTERM or Ctrl-C stops in good order: no "
-        "new jobs, running ones are asked to stop and have --grace seconds; what is left is "
-        "handed back. The second one stops at once. Exit codes: 0 stopped in good order, "
+        "Run jobs of one or more queues. SIGTERM or Ctrl-C stops gracefully: no new jobs, "
+        "running ones are asked to stop and have --grace seconds; what is left is released. "
+        "Another SIGTERM changes nothing; Ctrl-C again, a second later, or SIGQUIT ends at "
+        "once. Exit codes: 0 stopped gracefully, "
         "1 something could not be written, 2 usage, 3 could not start."
     )
 

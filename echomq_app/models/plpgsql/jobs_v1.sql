@@ -94,8 +94,9 @@ BEGIN
 END
 $$;
 
--- Claim up to at_most ready jobs of a queue for a worker, and record that they started; one
--- round trip. Nothing is claimed for a worker whose lease is lost, or from a paused queue.
+-- Claim up to at_most ready jobs of a queue for a worker; one round trip. Nothing is claimed for a
+-- worker whose lease is lost, or from a paused queue. A claim counts no attempt: a claimed job
+-- waits in its worker until echomq_begin_v1.
 --
 -- Rows that somebody holds are passed over. A job that somebody asked to cancel (while it ran
 -- before) isn't claimed: whoever sweeps next cancels it.
@@ -133,7 +134,6 @@ DECLARE
     n integer;
     any_parked boolean := false;
     again boolean := false;
-    now_at timestamptz;
 BEGIN
     SELECT name INTO w FROM echomq_worker
         WHERE echomq_worker.id = for_worker AND lost_at IS NULL AND stopped_at IS NULL;
@@ -206,27 +206,13 @@ BEGIN
         END LOOP;
         EXIT WHEN n > 0 OR again OR cardinality(taken) >= at_most;
     END LOOP;
-    -- Now, and not at the beginning: what a group's last job has ended since then was counted.
-    now_at := clock_timestamp();
     RETURN QUERY
     WITH claimed AS (
         UPDATE echomq_job j
-        SET state = 'running', fence = j.fence + 1, attempt = j.attempt + 1,
-            worker_id = for_worker, worker_name = w.name, attempted_at = now_at,
-            started_at = coalesce(j.started_at, now_at), progress = NULL, progress_note = ''
+        SET state = 'running', fence = j.fence + 1, worker_id = for_worker, worker_name = w.name,
+            progress = NULL, progress_note = ''
         WHERE j.id = ANY (taken)
         RETURNING j.*
-    ), recorded AS (
-        INSERT INTO echomq_outbox (stream, record, keys, xact)
-        SELECT 'emq.' || of_queue, jsonb_build_object(
-            'type', 'started', 'data', jsonb_build_object(
-                'task', c.task_path, 'state', 'running', 'attempt', c.attempt,
-                'at', to_char(now_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
-                'worker', w.name)), string_agg(echomq_job_text_v1(c.id), ',' ORDER BY c.nth), NULL
-        FROM (SELECT id, task_path, attempt, row_number() OVER (
-                  PARTITION BY task_path, attempt ORDER BY priority DESC, run_after, id) AS nth
-              FROM claimed) AS c
-        GROUP BY c.task_path, c.attempt, (c.nth - 1) / 40  -- KEYS in relaying.py
     )
     SELECT c.id, c.task_path::text, c.arguments, c.priority::integer, c.run_after, c.attempt,
            c.max_attempts, c.options, c.fence, c.errors, c.enqueued_at, c.started_at,
@@ -239,5 +225,52 @@ BEGIN
         id := NULL;
         RETURN NEXT;
     END IF;
+END
+$$;
+
+-- Count the attempts whose handlers are about to begin, and record that they started; return the
+-- jobs that are still claimed with these fences, and the time. The others must not begin: another
+-- worker has them, or another transaction holds the row. Calling it again changes nothing.
+--
+-- The commit doesn't wait for the disk. A worker that is killed loses nothing by that; a server
+-- that crashes may lose the counts of its last 0.6 seconds (three times wal_writer_delay).
+CREATE OR REPLACE FUNCTION {schema}.echomq_begin_v1(ids uuid[], fences bigint[])
+RETURNS TABLE (id uuid, begun_at timestamptz)
+LANGUAGE plpgsql VOLATILE
+SET search_path = {schema}, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_at timestamptz := clock_timestamp();
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN QUERY
+    WITH ours AS (
+        SELECT j.id FROM unnest(ids, fences) AS given(id, fence)
+        JOIN echomq_job j ON j.id = given.id AND j.fence = given.fence
+        WHERE j.state = 'running'
+        ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+    ), begun AS (
+        UPDATE echomq_job j
+        SET attempt = j.attempt + 1, begun_fence = j.fence, attempted_at = now_at,
+            started_at = coalesce(j.started_at, now_at)
+        FROM ours WHERE j.id = ours.id AND j.begun_fence <> j.fence
+        RETURNING j.id, j.queue, j.task_path, j.attempt, j.worker_name, j.priority, j.run_after
+    ), recorded AS (
+        INSERT INTO echomq_outbox (stream, record, keys, xact)
+        SELECT 'emq.' || b.queue, jsonb_build_object(
+            'type', 'started', 'data', jsonb_build_object(
+                'task', b.task_path, 'state', 'running', 'attempt', b.attempt,
+                'at', to_char(now_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
+                'worker', b.worker_name)),
+            string_agg(echomq_job_text_v1(b.id), ',' ORDER BY b.nth), NULL
+        FROM (SELECT begun.*, row_number() OVER (
+                  PARTITION BY queue, task_path, attempt, worker_name
+                  ORDER BY priority DESC, run_after, id) AS nth
+              FROM begun) AS b
+        GROUP BY b.queue, b.task_path, b.attempt, b.worker_name,
+                 (b.nth - 1) / 40  -- KEYS in relaying.py
+    )
+    SELECT ours.id, now_at FROM ours;
 END
 $$;

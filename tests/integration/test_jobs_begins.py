@@ -1,0 +1,248 @@
+"""When an attempt counts: as its handler begins, and what then is known after a crash."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.utils import timezone
+
+from echomq_app.core.ids import JobId
+from echomq_app.core.prefetch import Prefetch
+from echomq_app.jobs import begins, control
+from echomq_app.jobs.begins import begin
+from echomq_app.jobs.completer import Completer
+from echomq_app.jobs.housekeeping import rescue
+from echomq_app.jobs.outcomes import Ending
+from echomq_app.jobs.running import RunningJob
+from echomq_app.jobs.transitions import settle
+from echomq_app.models import Job, Worker
+from tests import jobtasks
+from tests.databases import session
+from tests.integration.jobs import (
+    USING,
+    claim,
+    finished,
+    hearing,
+    history,
+    outcome,
+    records,
+    register,
+    running_worker,
+)
+from tests.jobtasks import marks
+from tests.wait import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return register()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return str(tmp_path / "trace")
+
+
+def claimed(worker: Worker, limit: int = 1) -> list[RunningJob]:
+    return [RunningJob(job) for job in claim(worker, limit, begun=False)]
+
+
+def lose(worker: Worker) -> None:
+    Worker.objects.filter(pk=worker.pk).update(expires_at=timezone.now() - dt.timedelta(seconds=1))
+
+
+class TestBegin:
+    def test_counts_the_attempt_and_records_the_start(self, worker: Worker) -> None:
+        id = jobtasks.add.enqueue(1, 2).id
+        (job,) = claimed(worker)
+        assert begin(USING, [job]) == [job] and job.begun
+        row = Job.objects.get(pk=id)
+        assert (row.attempt, row.fence, row.has_begun) == (1, 1, True)
+        assert job.claimed.attempted_at == row.attempted_at == row.started_at
+        # The database records what Python publishes.
+        with hearing() as heard:
+            begins.publish([job])
+            (event,) = heard.so_far()
+        assert records(id)[1] == ("started", event.data)
+
+    def test_again_changes_nothing(self, worker: Worker) -> None:
+        """Its answer may be lost, and then it is sent again."""
+        id = jobtasks.add.enqueue(1, 2).id
+        (job,) = claimed(worker)
+        assert begin(USING, [job]) == begin(USING, [job]) == [job]
+        assert Job.objects.get(pk=id).attempt == 1
+        assert history(id) == ["enqueued", "started"]
+
+    def test_job_of_another_claim_does_not_begin(self, worker: Worker) -> None:
+        ids = [jobtasks.add.enqueue(n, n).id for n in range(2)]
+        late, ours = claimed(worker, 2)
+        lose(worker)
+        assert rescue(USING) == 2
+        other = register("w2")
+        again = claimed(other, 2)
+        assert begin(USING, [late, ours]) == []
+        assert not late.begun
+        assert begin(USING, again) == again
+        assert set(Job.objects.filter(pk__in=ids).values_list("attempt", "fence")) == {(1, 2)}
+
+    @pytest.mark.postgres
+    def test_waits_for_no_row_that_another_transaction_holds(self, worker: Worker) -> None:
+        held, free = (jobtasks.add.enqueue(n, n).id for n in range(2))
+        first, second = claimed(worker, 2)
+        other = session()
+        try:
+            other.execute("BEGIN")
+            other.execute(
+                "SELECT 1 FROM echomq_job WHERE id = %s FOR UPDATE", [JobId.parse(held).hex]
+            )
+            assert begin(USING, [first, second]) == [second]
+        finally:
+            other.close()
+        assert (Job.objects.get(pk=held).attempt, Job.objects.get(pk=free).attempt) == (0, 1)
+
+    @pytest.mark.postgres
+    def test_does_not_wait_for_the_disk(self, worker: Worker) -> None:
+        """And what follows on the same connection does."""
+        jobtasks.add.enqueue(1, 2)
+        (job,) = claimed(worker)
+        begin(USING, [job])
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW synchronous_commit")
+            assert cursor.fetchone() == ("on",)
+            cursor.execute("SELECT prosrc FROM pg_proc WHERE proname = 'echomq_begin_v1'")
+            assert "set_config('synchronous_commit', 'off', true)" in cursor.fetchone()[0]
+
+
+class TestLost:
+    def test_job_that_did_not_begin_comes_back_as_if_nothing_had_been(self, worker: Worker) -> None:
+        id = jobtasks.add.using(max_attempts=1).enqueue(1, 2).id
+        claimed(worker)
+        lose(worker)
+        with hearing() as heard:
+            assert rescue(USING) == 1
+            assert heard.names() == []
+        job = Job.objects.get(pk=id)
+        assert (job.state, job.attempt, job.fence, job.worker_id) == ("ready", 0, 1, None)
+        assert job.errors == [] and job.started_at is None
+        assert history(id) == ["enqueued"]
+
+    def test_job_that_began_has_used_its_attempt(self, worker: Worker) -> None:
+        id = jobtasks.add.using(max_attempts=1).enqueue(1, 2).id
+        begin(USING, claimed(worker))
+        lose(worker)
+        assert rescue(USING) == 1
+        job = Job.objects.get(pk=id)
+        assert (job.state, job.attempt) == ("failed", 1)
+        assert history(id) == ["enqueued", "started", "stalled", "failed"]
+
+    def test_job_that_did_not_begin_and_was_cancelled(self, worker: Worker) -> None:
+        id = jobtasks.add.enqueue(1, 2).id
+        claimed(worker)
+        assert control.cancel(id, "enough") == "requested"
+        lose(worker)
+        rescue(USING)
+        job = Job.objects.get(pk=id)
+        assert (job.state, job.cancel_reason, job.attempt) == ("cancelled", "enough", 0)
+        assert history(id) == ["enqueued", "cancel_requested", "cancelled"]
+
+    def test_second_claim_that_did_not_begin_keeps_what_the_first_one_counted(
+        self, worker: Worker
+    ) -> None:
+        id = jobtasks.add.enqueue(1, 2).id
+        (first,) = claimed(worker)
+        begin(USING, [first])
+        error = {"class": "ValueError", "message": "no", "traceback": "", "attempt": 1}
+        settle(USING, [outcome(first.claimed, Ending.RAISED, error=error)])
+        Job.objects.update(state="ready")  # without its backoff
+        claimed(worker)
+        lose(worker)
+        rescue(USING)
+        job = Job.objects.get(pk=id)
+        assert (job.state, job.attempt, job.fence) == ("ready", 1, 2)
+        assert len(job.errors) == 1
+
+
+class Held:
+    """Keeps every write of outcomes back until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = threading.Event()
+        write = Completer._write
+
+        def held(completer: Completer, batch: list[Any]) -> bool:
+            self.free.wait(30)
+            return write(completer, batch)
+
+        monkeypatch.setattr(Completer, "_write", held)
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    held = Held(monkeypatch)
+    yield held
+    held.free.set()
+
+
+@pytest.mark.parametrize("task", ["note", "anote"])
+def test_after_a_last_attempt_the_slot_waits_until_its_outcome_is_written(
+    task: str, trace: str, outcomes: Held
+) -> None:
+    """What runs next may kill the process, and a finished job must not fail by that."""
+    note = getattr(jobtasks, task)
+    ids = [note.using(max_attempts=1).enqueue(trace).id for _ in range(2)]
+    with running_worker(concurrency=1):
+        wait_until(lambda: Job.objects.filter(state="running").count() == 1 and marks(trace))
+        assert [Job.objects.get(pk=id).attempt for id in ids] == [1, 0]
+        outcomes.free.set()
+        assert [finished(id).state for id in ids] == ["completed"] * 2
+    assert marks(trace) == ids
+
+
+def test_after_an_earlier_attempt_it_does_not(trace: str, outcomes: Held) -> None:
+    ids = [jobtasks.note.enqueue(trace).id for _ in range(2)]
+    with running_worker(concurrency=1):
+        wait_until(lambda: marks(trace) == ids)
+        outcomes.free.set()
+        assert [finished(id).state for id in ids] == ["completed"] * 2
+
+
+def test_only_first_attempts_are_counted_ahead(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if thousands of jobs began each second, while one keeps the only slot."""
+    monkeypatch.setattr(Prefetch, "ahead", lambda self, *rate: 10)
+    monkeypatch.setattr(Prefetch, "counted_ahead", lambda self: 10)
+    first = jobtasks.until_cancelled.enqueue(trace).id
+    with running_worker(concurrency=1):
+        wait_until(lambda: marks(trace))
+        again = jobtasks.noop.using(priority=1).enqueue(0).id
+        several = jobtasks.noop.using(priority=2).enqueue(1).id
+        last = jobtasks.noop.using(max_attempts=1).enqueue(2).id
+        wait_until(lambda: Job.objects.get(pk=several).attempt == 1)
+        counted = dict(Job.objects.values_list("pk", "attempt"))
+        assert counted[JobId.parse(last)] == 0
+        control.cancel(first)
+        assert [finished(id).attempt for id in (again, several, last)] == [1, 1, 1]
+
+
+def test_database_that_fails_as_a_job_begins_delays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import OperationalError
+
+    failures = iter([OperationalError("gone"), OperationalError("gone")])
+
+    def failing(using: str, jobs: list[RunningJob]) -> list[RunningJob]:
+        for error in failures:
+            raise error
+        return begin(using, jobs)
+
+    monkeypatch.setattr(begins, "begin", failing)
+    with running_worker():
+        job = finished(jobtasks.add.enqueue(1, 2).id)
+    assert (job.state, job.attempt) == ("completed", 1)
+    connections.close_all()
