@@ -91,7 +91,7 @@ UNSTORABLE: dict[str, tuple[Callable[[], Any], str]] = {
     "too long": (lambda: "x" * (2 << 20), "MAX_RECORD_BYTES"),
     "NaN": (lambda: [1, float("nan")], "result[1]"),
     "NUL": (lambda: "a\0", "NUL"),
-    "endless": (endless, "nested too deeply"),
+    "endless": (endless, "nested deeper"),
     "unreadable": (Unreadable, "KeyError"),
 }
 """What no job can return, and what the error says."""

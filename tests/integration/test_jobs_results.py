@@ -83,7 +83,7 @@ class TestWorker:
         assert Job.objects.get(pk=id).attempt == 1
 
     def test_arguments_that_contain_themselves_are_refused_too(self) -> None:
-        with pytest.raises(InvalidPayload, match="nested too deeply"):
+        with pytest.raises(InvalidPayload, match="nested deeper"):
             jobtasks.echo.enqueue(jobtasks.endless())
 
 
