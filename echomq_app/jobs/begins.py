@@ -34,7 +34,7 @@ from .journal import Entry
 from .running import RunningJob
 from .wakeup import Wakeup
 
-_POSTGRES = "SELECT id, begun_at FROM echomq_begin_v1(%s::uuid[], %s::bigint[])"
+_POSTGRES = "SELECT id, fence, begun_at FROM echomq_begin_v1(%s::uuid[], %s::bigint[])"
 _SQLITE = (
     "UPDATE echomq_job SET attempt = attempt + 1, begun_fence = fence, attempted_at = %s,"
     " started_at = coalesce(started_at, %s)"
@@ -64,9 +64,11 @@ def begin(using: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
         rows = cursor.fetchall()
     if not rows:
         return []
-    begun = {id.int for id, _ in rows}
-    at = from_cursor(rows[0][1], connection.timezone)
-    return _begun([job for job in jobs if job.claimed.id.int in begun], at)
+    # By fence too: a job may come back while an earlier claim of it waits here.
+    begun = {(id.int, fence) for id, fence, _ in rows}
+    at = from_cursor(rows[0][2], connection.timezone)
+    ours = [job for job in jobs if (job.claimed.id.int, job.claimed.fence) in begun]
+    return _begun(ours, at)
 
 
 def _begin_sqlite(using: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:

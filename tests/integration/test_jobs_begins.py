@@ -93,6 +93,16 @@ class TestBegin:
         assert begin(USING, again) == again
         assert set(Job.objects.filter(pk__in=ids).values_list("attempt", "fence")) == {(1, 2)}
 
+    def test_of_two_claims_of_a_job_the_last_one_begins(self, worker: Worker) -> None:
+        """Both may wait in one worker, which lost its lease and took a new one."""
+        id = jobtasks.add.enqueue(1, 2).id
+        (first,) = claimed(worker)
+        lose(worker)
+        assert rescue(USING) == 1
+        (second,) = claimed(register("again"))
+        assert begin(USING, [first, second]) == [second]
+        assert not first.begun and Job.objects.get(pk=id).attempt == 1
+
     @pytest.mark.postgres
     def test_waits_for_no_row_that_another_transaction_holds(self, worker: Worker) -> None:
         held, free = (jobtasks.add.enqueue(n, n).id for n in range(2))

@@ -240,8 +240,10 @@ class JobsMachine(RuleBasedStateMachine):
         outcomes = [_outcome(job, how) for _, job, how in batch]
         settlement = settle(USING, outcomes)
         first: dict[str, tuple[RunningJob, str]] = {}
-        for _, job, how in batch:
-            first.setdefault(str(job.claimed.id), (job, how))
+        for _, job, how in batch:  # of a job's last claim
+            other = first.get(str(job.claimed.id))
+            if other is None or job.claimed.fence > other[0].claimed.fence:
+                first[str(job.claimed.id)] = (job, how)
         later, lost = set(), set()
         for id, (job, how) in first.items():
             model = self.jobs[id]

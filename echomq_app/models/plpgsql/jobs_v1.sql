@@ -235,7 +235,7 @@ $$;
 -- The commit doesn't wait for the disk. A worker that is killed loses nothing by that; a server
 -- that crashes may lose the counts of its last 0.6 seconds (three times wal_writer_delay).
 CREATE OR REPLACE FUNCTION {schema}.echomq_begin_v1(ids uuid[], fences bigint[])
-RETURNS TABLE (id uuid, begun_at timestamptz)
+RETURNS TABLE (id uuid, fence bigint, begun_at timestamptz)
 LANGUAGE plpgsql VOLATILE
 SET search_path = {schema}, pg_temp
 AS $$
@@ -246,7 +246,7 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     RETURN QUERY
     WITH ours AS (
-        SELECT j.id FROM unnest(ids, fences) AS given(id, fence)
+        SELECT j.id, j.fence FROM unnest(ids, fences) AS given(id, fence)
         JOIN echomq_job j ON j.id = given.id AND j.fence = given.fence
         WHERE j.state = 'running'
         ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -271,6 +271,6 @@ BEGIN
         GROUP BY b.queue, b.task_path, b.attempt, b.worker_name,
                  (b.nth - 1) / 40  -- KEYS in relaying.py
     )
-    SELECT ours.id, now_at FROM ours;
+    SELECT ours.id, ours.fence, now_at FROM ours;
 END
 $$;
