@@ -94,8 +94,10 @@ def _delete_chunk(using: str, ranges: list[Expired], ends: dict[int, int]) -> in
     """Delete what is stored of the first records of these ranges, and move their `low`."""
     records, size = CHUNK, CHUNK_BYTES
     while True:
+        # By position, not by LIMIT alone: PostgreSQL may sort all of a range to find its first.
+        stops = {each.stream_id: min(ends[each.stream_id], each.low + records) for each in ranges}
         try:
-            found = _front(using, ranges, ends, records, size)
+            found = _front(using, ranges, stops, records, size)
             deleted = _delete_below(using, ranges, found)
             break
         except OperationalError as error:
@@ -107,19 +109,19 @@ def _delete_chunk(using: str, ranges: list[Expired], ends: dict[int, int]) -> in
     for each in ranges:
         # What an earlier stream than the last one found has more than was found, was found whole.
         whole = last is None or each.stream_id < last
-        each.low = ends[each.stream_id] if whole else found.get(each.stream_id, each.low)
+        each.low = stops[each.stream_id] if whole else found.get(each.stream_id, each.low)
     return deleted
 
 
 def _front(
-    using: str, ranges: list[Expired], ends: dict[int, int], records: int, size: int
+    using: str, ranges: list[Expired], stops: dict[int, int], records: int, size: int
 ) -> dict[int, int]:
     """Return for each stream of which something is deleted in this chunk, below which position."""
     connection = connections[using]
     one = "(stream_id = %s AND position >= %s AND position < %s)"
     sql = _FRONT.format(size=_SIZE[connection.vendor], ranges=" OR ".join([one] * len(ranges)))
     values = [
-        value for each in ranges for value in (each.stream_id, each.low, ends[each.stream_id])
+        value for each in ranges for value in (each.stream_id, each.low, stops[each.stream_id])
     ]
     with connection.cursor() as cursor:
         cursor.execute(sql, [*values, records, size])

@@ -38,7 +38,10 @@ _SQLITE = f"""
     FROM echomq_stream s
     LEFT JOIN echomq_record w ON w.stream_id = s.id AND w.position = (SELECT r.position {_NEWEST})
     WHERE s.name IN ({{names}})"""
-_PENDING = "EXISTS (SELECT FROM echomq_outbox o WHERE o.stream = n.name)"
+# In order: whether there is any, PostgreSQL may look up from the table's front.
+_PENDING = (
+    "(SELECT o.id FROM echomq_outbox o WHERE o.stream = n.name ORDER BY o.id LIMIT 1) IS NOT NULL"
+)
 
 
 def read_heads(using: str, names: Sequence[str], *, with_pending: bool = False) -> dict[str, Head]:

@@ -169,7 +169,8 @@ def insert_stream(cursor: Any, connection: BaseDatabaseWrapper, name: str) -> bo
     # Only after a restore of one table without the other: these would be its history.
     cursor.execute(
         "SELECT s.id FROM echomq_stream s WHERE s.name = %s"
-        " AND EXISTS (SELECT 1 FROM echomq_record r WHERE r.stream_id = s.id)",
+        " AND (SELECT r.position FROM echomq_record r WHERE r.stream_id = s.id"
+        " ORDER BY r.position LIMIT 1) IS NOT NULL",
         (name,),
     )
     lost = cursor.fetchone()

@@ -138,7 +138,7 @@ BEGIN
         ON CONFLICT (name) DO NOTHING
         RETURNING * INTO s;
         -- Only after a restore of one table without the other: these would be its history.
-        PERFORM FROM echomq_record WHERE stream_id = s.id LIMIT 1;
+        PERFORM FROM echomq_record WHERE stream_id = s.id ORDER BY position LIMIT 1;
         IF FOUND THEN
             RAISE EXCEPTION 'stream % can''t be made: its number % has records of a lost stream',
                 stream_name, s.id

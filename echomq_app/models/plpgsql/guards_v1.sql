@@ -46,9 +46,11 @@ LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
 AS $$
 BEGIN
-    -- What lies below is deleted, but may still have its entries in the index, all of them.
+    -- What lies below is deleted, but may still have its entries in the index, all of them. In
+    -- order: for any record of a stream PostgreSQL may take the table from its front.
     PERFORM FROM echomq_record WHERE stream_id = OLD.id
-        AND "position" >= coalesce(OLD.expired_from, OLD.first_position) LIMIT 1;
+        AND "position" >= coalesce(OLD.expired_from, OLD.first_position)
+        ORDER BY "position" LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'stream % still has records', OLD.name
             USING ERRCODE = 'EQ003', HINT = 'Stream(name).delete() removes both.';
