@@ -227,8 +227,8 @@ def rescue_abandoned(using: str) -> tuple[int, int]:
         rescued += len(outcomes) - len(settlement.later) - len(settlement.lost)
         left += len(settlement.later)
 
-    left += len(for_each(using, ids, take, doing="rescue", together=PAGE))
-    return rescued, left
+    failed = for_each(using, ids, take, doing="rescue", together=PAGE)
+    return rescued, left + len(failed)
 
 
 def sweep(using: str) -> None:
