@@ -7,9 +7,12 @@ lock and a sink may come or go meanwhile.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+logger = logging.getLogger("echomq")
 
 Message = Mapping[str, Any]
 
@@ -60,7 +63,10 @@ class Switchboard:
         """Hand a message to the group's sinks; return how many there are."""
         sinks = self._sinks.get(group, ())
         for sink in sinks:
-            sink.deliver(message)
+            try:
+                sink.deliver(message)
+            except Exception:  # the others are not to blame
+                logger.exception("event=deliver_failed group=%s sink=%r", group, sink)
         return len(sinks)
 
     def gap(self, reason: str, group: str | None = None) -> None:
@@ -70,7 +76,10 @@ class Switchboard:
             # A sink of several groups hears of it once.
             sinks = {id(sink): sink for name in wanted for sink in self._sinks.get(name, ())}
         for sink in sinks.values():
-            sink.gap(reason)
+            try:
+                sink.gap(reason)
+            except Exception:
+                logger.exception("event=gap_failed sink=%r", sink)
 
     def after_fork_in_child(self) -> None:
         """Forget all sinks: they belong to the parent's threads and loops."""

@@ -30,6 +30,7 @@ from ..exceptions import InvalidArgument, InvalidName, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
 from ..models.times import as_django, aware
+from .announcing import send
 from .arguments import Call, as_result, checked, encoded, encoded_many
 from .enqueueing import NewJob, enqueue
 from .enqueueing_many import enqueue_many
@@ -143,7 +144,7 @@ class EchoMQBackend(BaseTaskBackend):
     def _told(self, result: JobResult) -> JobResult:
         """Send Django's signal, if it was enqueued."""
         if not result.duplicate:
-            task_enqueued.send(type(self), task_result=result)
+            send(task_enqueued, type(self), result)
         return result
 
     def _new_job(self, task: Task) -> tuple[NewJob, JobOptions]:

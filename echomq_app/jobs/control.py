@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
+from uuid import UUID
 
 from django.db import IntegrityError, router, transaction
 from django.db.models import F, Q
@@ -26,6 +28,7 @@ from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..core.payload import encode
 from ..exceptions import InvalidArgument, InvalidPayload, UnknownJob
+from ..models.each import for_each
 from ..models.job import ACTIVE, KIND_MAX, CancelRequest, Job, JobState
 from ..models.threads import in_database_thread
 from ..models.times import now_as_django
@@ -98,6 +101,8 @@ class CancelledMany:
     requested: int = 0
     finished: int = 0
     """Ended between the look for them and the cancel."""
+    failed: int = 0
+    """Those for which the database refused it, as the log says. The others aren't affected."""
 
 
 def cancel_many(where: Q, reason: str | None = None, kind: str = "user") -> CancelledMany:
@@ -114,9 +119,15 @@ def cancel_many(where: Q, reason: str | None = None, kind: str = "user") -> Canc
     counts: Counter[str] = Counter()
     unfinished = Job.objects.using(using).filter(where, state__in=ACTIVE).order_by("pk")
     page = list(unfinished.values_list("pk", flat=True)[:MANY])
-    while page:
+
+    def cancel_some(ids: Sequence[UUID]) -> None:
         with transaction.atomic(using=using, savepoint=False):
-            counts.update(cancel_batch(using, page, text, kind))
+            answers = cancel_batch(using, ids, text, kind)
+        counts.update(answers)
+
+    while page:
+        failures = for_each(using, page, cancel_some, doing="cancel", together=MANY)
+        counts["failed"] += len(failures)
         following = unfinished.filter(pk__gt=page[-1])
         page = list(following.values_list("pk", flat=True)[:MANY])
     return CancelledMany(**counts)

@@ -79,8 +79,8 @@ class Housekeeper:
         self._wakeup = Wakeup()
         self._next_retention = time.monotonic() + RETENTION_INTERVAL
         self._retention = (
-            *(self._prune_jobs, self._prune_workers, self._prune_schedules),
-            self._trim_streams,
+            *(self._prune_windows, self._prune_jobs, self._prune_workers),
+            *(self._prune_schedules, self._trim_streams),
         )
         self._next_rescue = 0.0
         self._schedules: list[schedule.Entry] | None = None
@@ -159,6 +159,9 @@ class Housekeeper:
         if more:
             self._next_retention = time.monotonic()
 
+    def _prune_windows(self) -> None:
+        retention.prune_windows(self._using)
+
     def _prune_workers(self) -> None:
         Worker.objects.using(self._using).prune()
 
@@ -177,19 +180,23 @@ def promote(using: str, queues: Collection[str], at: dt.datetime | None = None) 
 
 
 def _promote(using: str, queues: Collection[str], at: dt.datetime) -> set[str]:
-    if not queues:
-        return set()  # without the write lock: most of the time there is nothing to do
     promoted: set[str] = set()
     left = PROMOTE_BATCH
-    with transaction.atomic(using=using):
-        for queue in sorted(queues):
+
+    def promote_some(some: Sequence[str]) -> None:
+        nonlocal left
+        (queue,) = some
+        if not left:
+            return
+        with transaction.atomic(using=using):
             ids = looks.due_page(using, queue, at, left)
-            left -= len(ids)
             jobs = Job.objects.using(using).filter(pk__in=ids, state=JobState.SCHEDULED)
-            if ids and jobs.update(state=JobState.READY):
-                promoted.add(queue)
-            if not left:
-                break
+            changed = bool(ids) and jobs.update(state=JobState.READY)
+        left -= len(ids)
+        if changed:
+            promoted.add(queue)
+
+    for_each(using, sorted(queues), promote_some, doing="promote")
     return promoted
 
 

@@ -7,11 +7,14 @@ thread and the completer (`soon`), when something was written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
+from functools import partial
 
 from django.db import connections
 
 from ..core.names import queue_stream
+from ..models.each import for_each
 from ..models.relaying import Relay
 from .connections import Persistent, service_connection
 from .wakeup import Wakeup
@@ -19,6 +22,8 @@ from .wakeup import Wakeup
 INTERVAL = 1.0
 """Seconds after which it looks by itself: clients that enqueue wake only the worker."""
 BATCH = 1_000
+REST = 5.0
+"""Seconds for which a stream is left alone whose relay failed."""
 
 
 class Relayer:
@@ -28,6 +33,8 @@ class Relayer:
         self._using = using
         self._patience = patience
         self._relays = [Relay(using, queue_stream(name)) for name in sorted(queues)]
+        self._rests: dict[Relay, float] = {}
+        """Those that failed, and until when they are left alone."""
         self._wakeup = Wakeup()
         self._thread: threading.Thread | None = None
 
@@ -56,11 +63,21 @@ class Relayer:
 
     def _turn(self, persistent: Persistent) -> None:
         # A batch of each in turn: the backlog of one queue is nobody else's.
-        left = self._relays
+        now = time.monotonic()
+        left: list[Relay] | None = [one for one in self._relays if self._rests.get(one, 0.0) <= now]
         while left:
-            # A row may be many records: a full batch is hardly ever exactly full.
-            left = [one for one in left if self._move(persistent, one) > BATCH // 2]
+            left = persistent.attempt("relay", partial(self._move, left), default=None)
 
-    @staticmethod
-    def _move(persistent: Persistent, relay: Relay) -> int:
-        return persistent.attempt("relay", lambda: relay.move(BATCH), default=None) or 0
+    def _move(self, relays: list[Relay]) -> list[Relay]:
+        """Move a batch of each; return those that have more."""
+        more: list[Relay] = []
+
+        def move(some: Sequence[Relay]) -> None:
+            (relay,) = some
+            # A row may be many records: a full batch is hardly ever exactly full.
+            if (relay.move(BATCH) or 0) > BATCH // 2:
+                more.append(relay)
+
+        for failure in for_each(self._using, relays, move, doing="relay"):
+            self._rests[failure.item] = time.monotonic() + REST
+        return more

@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from ..core.names import queue_wake_group
 from ..core.shares import Shares
 from ..exceptions import WorkerError
 from ..models import sql
+from ..models.each import for_each
 from ..models.job import Job
 from ..models.times import now
 from . import draining
@@ -211,11 +212,23 @@ class Worker:
         for queue, share in (*turn, *((queue, room) for queue, _ in turn)):
             limit = min(share, room - count)
             if limit and queue not in short:
-                claimed = self._take(queue, limit)
+                claimed = self._take_if_possible(queue, limit)
                 count += claimed
                 if claimed < limit:
                     short.add(queue)
         return _Taken(count, room)
+
+    def _take_if_possible(self, queue: str, limit: int) -> int:
+        """Claim jobs of a queue; none where that fails for this queue alone."""
+        claimed = 0
+
+        def take(queues: Sequence[str]) -> None:
+            nonlocal claimed
+            claimed = self._take(queues[0], limit)
+
+        if for_each(self.using, [queue], take, doing="claim"):
+            self._next_reconcile = 0.0  # it may have been committed
+        return claimed
 
     def _take(self, queue: str, limit: int) -> int:
         """Claim jobs of a queue and have them begin; return how many."""

@@ -151,6 +151,7 @@ class TestCommand:
             "cancelled": 1,
             "requested": 0,
             "finished": 0,
+            "failed": 0,
         }
         assert run("show", first)["reason"] == "no"
         assert [row["answer"] for row in run("retry", first, second)] == ["retried", "retried"]

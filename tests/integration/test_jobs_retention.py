@@ -54,6 +54,7 @@ def test_each_goes_when_its_own_time_is_over() -> None:
         key="b", job_id=gone[0].pk, until=timezone.now() + dt.timedelta(seconds=60)
     )
     assert retention.prune_expired(USING) == (3, False)
+    retention.prune_windows(USING)
     assert left() == {job.pk for job in kept}
     assert list(UniqueWindow.objects.values_list("key", flat=True)) == ["b"]
 
