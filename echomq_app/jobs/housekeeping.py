@@ -181,15 +181,15 @@ def promote(using: str, queues: Collection[str], at: dt.datetime | None = None) 
 
 def _promote(using: str, queues: Collection[str], at: dt.datetime) -> set[str]:
     promoted: set[str] = set()
-    left = PROMOTE_BATCH
+    left, waiting = PROMOTE_BATCH, len(queues)
 
     def promote_some(some: Sequence[str]) -> None:
-        nonlocal left
+        nonlocal left, waiting
         (queue,) = some
-        if not left:
-            return
+        share = max(1, left // waiting)  # one with many doesn't keep the others waiting
+        waiting -= 1
         with transaction.atomic(using=using):
-            ids = looks.due_page(using, queue, at, left)
+            ids = looks.due_page(using, queue, at, share)
             jobs = Job.objects.using(using).filter(pk__in=ids, state=JobState.SCHEDULED)
             changed = bool(ids) and jobs.update(state=JobState.READY)
         left -= len(ids)
