@@ -17,15 +17,15 @@ from django.test import Client
 
 from tests import statements, tour
 from tests.databases import session
-from tests.large_tables import LARGE, SMALL_INDEXES, fill
+from tests.large_tables import fill
 from tests.statements import Reading, fingerprint, measure
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
 MOST_ENTRIES = 12_500
 """A read with a filter looks at 10,000 records, a trim deletes 5,000 at once."""
-MOST_STEPS = 400_000
-"""What the same takes on SQLite."""
+MOST_STEPS = 700_000
+"""What the same takes on SQLite, with a hundred steps for a record that is deleted."""
 
 EXCEPTIONS = {
     r"UPDATE echomq_job SET parked = parked WHERE id IS NULL": "only locks: no id is null",
@@ -62,15 +62,13 @@ def test_no_statement_reads_more_in_larger_tables(admin_client: Client) -> None:
             visit(connection, sql, params)
     found = [text for text in offenders if not any(re.search(one, text) for one in EXCEPTIONS)]
     assert not found, "\n\n".join(f"{text}\n{offenders[text]}" for text in found)
-    for pattern in EXCEPTIONS:
-        assert any(re.search(pattern, text) for text in statements.collected), f"stale: {pattern}"
 
 
 def _fault(reading: Reading) -> str:
-    faults = [f"scans {name}" for name in reading.scanned & LARGE]
-    for table, index in (name.split(".") for name in reading.walked):
-        if table in LARGE and index not in SMALL_INDEXES:
-            faults.append(f"walks {index}")
+    faults = [
+        *(f"scans {name}" for name in sorted(reading.scanned)),
+        *(f"walks {name}" for name in sorted(reading.walked)),
+    ]
     if reading.entries > MOST_ENTRIES or reading.steps > MOST_STEPS:
         faults.append(f"reads {reading.entries:,} entries in {reading.steps:,} steps")
     return ", ".join(faults)
