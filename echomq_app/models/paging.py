@@ -70,7 +70,10 @@ _BIGINT = {"postgresql": "%s::bigint", "sqlite": "%s"}
 _GREATEST = {"postgresql": "greatest", "sqlite": "max"}
 _LEAST = {"postgresql": "least", "sqlite": "min"}
 _PENDING = {
-    "postgresql": "EXISTS (SELECT FROM echomq_outbox o WHERE o.stream = s.name)",
+    # A range of one name: where `=` may find many rows, PostgreSQL scans the outbox for any.
+    "postgresql": (
+        "EXISTS (SELECT FROM echomq_outbox o WHERE o.stream >= s.name AND o.stream <= s.name)"
+    ),
     "sqlite": "0",
 }
 
