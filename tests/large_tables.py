@@ -132,7 +132,7 @@ def _statements(vendor: str) -> list[str]:
         insert("INSERT INTO echomq_queue (name, pause_reason)", 200, "'q' || n, ''"),
         insert(
             "INSERT INTO echomq_uniquewindow (key, job_id, until)",
-            20_000,
+            100_000,
             f"'w' || n, {id('n', 'n')}, {ago('100 - n')}",
         ),
         f"{requests} SELECT id, '', 'user', {ago('5')} FROM echomq_job WHERE worker_id = 301",
