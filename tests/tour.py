@@ -32,6 +32,7 @@ from echomq_app.jobs.outcomes import Ending
 from echomq_app.jobs.transitions import settle, write_progress
 from echomq_app.models import CancelRequest, Job, JobState, Record, Worker
 from echomq_app.models import Stream as StreamRow
+from echomq_app.models.heads import read_heads
 from echomq_app.models.paging import read_stored_page
 from echomq_app.stream import Stream, append_all
 from echomq_app.testing import run_jobs
@@ -92,6 +93,7 @@ def reads() -> None:
         place = cursor if isinstance(cursor, int) else None
         options = {"limit": 50, "window": 10_000, "with_pending": True, **filter}
         read_stored_page(USING, BIG, place, StoredRecord, **options)
+    read_heads(USING, [BIG, OLD, "not-there"], with_pending=True)
     now = timezone.now()
     at = now - dt.timedelta(days=1)
     assert big.cursor_at(at) < big.cursor_at(now)

@@ -228,6 +228,10 @@ BEGIN
 END
 $$;
 
+-- Room in each page for the version of a row that echomq_begin_v1 writes right after the claim's: it
+-- changes no indexed column, so beside the old one it needs no entry in any index.
+ALTER TABLE {schema}.echomq_job SET (fillfactor = 60);
+
 -- Count the attempts whose handlers are about to begin, and record that they started; return the
 -- jobs that are still claimed with these fences, and the time. The others must not begin: another
 -- worker has them, or another transaction holds the row. Calling it again changes nothing.
