@@ -7,9 +7,12 @@ lock and a sink may come or go meanwhile.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+logger = logging.getLogger("echomq.engine")
 
 Message = Mapping[str, Any]
 
@@ -29,6 +32,8 @@ class Switchboard:
 
     def __init__(self) -> None:
         self._sinks: dict[str, tuple[Sink, ...]] = {}
+        self._failed: set[int] = set()
+        """The ids of the sinks that have raised: each is logged once."""
         self._lock = threading.Lock()
 
     def add(self, group: str, sink: Sink) -> None:
@@ -46,6 +51,7 @@ class Switchboard:
                 self._sinks[group] = left
             else:
                 self._sinks.pop(group, None)
+            self._failed.discard(id(sink))
 
     def groups(self) -> set[str]:
         """Return the groups that somebody wants."""
@@ -60,7 +66,10 @@ class Switchboard:
         """Hand a message to the group's sinks; return how many there are."""
         sinks = self._sinks.get(group, ())
         for sink in sinks:
-            sink.deliver(message)
+            try:
+                sink.deliver(message)
+            except Exception as error:  # noqa: BLE001  (the others have to hear)
+                self._failure(sink, error)
         return len(sinks)
 
     def gap(self, reason: str, group: str | None = None) -> None:
@@ -70,9 +79,19 @@ class Switchboard:
             # A sink of several groups hears of it once.
             sinks = {id(sink): sink for name in wanted for sink in self._sinks.get(name, ())}
         for sink in sinks.values():
-            sink.gap(reason)
+            try:
+                sink.gap(reason)
+            except Exception as error:  # noqa: BLE001  (as above)
+                self._failure(sink, error)
+
+    def _failure(self, sink: Sink, error: Exception) -> None:
+        """Log what a sink raised, the first time."""
+        if id(sink) not in self._failed:
+            self._failed.add(id(sink))
+            logger.error("event=failed doing=deliver sink=%r", sink, exc_info=error)
 
     def after_fork_in_child(self) -> None:
         """Forget all sinks: they belong to the parent's threads and loops."""
         self._lock = threading.Lock()
         self._sinks = {}
+        self._failed = set()

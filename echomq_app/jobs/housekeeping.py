@@ -23,7 +23,7 @@ from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..exceptions import WorkerLost
 from ..models import retention as stream_retention
-from ..models.each import for_each
+from ..models.each import Rests, for_each
 from ..models.job import (
     ACTIVE,
     FINISHED,
@@ -83,6 +83,7 @@ class Housekeeper:
             self._trim_streams,
         )
         self._next_rescue = 0.0
+        self._promotions: Rests[str] = Rests()
         self._schedules: list[schedule.Entry] | None = None
         self._thread = threading.Thread(target=self._run, name="echomq-housekeeper", daemon=True)
 
@@ -115,14 +116,14 @@ class Housekeeper:
         """Make due jobs ready; return the seconds until there is something to do again."""
         at = database_now(self._using)
         found = looks.due(self._using, self._queues, at)
-        promoted = _promote(self._using, found.queues, at)
+        promoted = _promote(self._using, found.queues, at, self._promotions)
         for queue in promoted:
             self._on_ready()
             engine.notify(queue_wake_group(queue))
         if promoted:
             return SHORTEST  # there may be more
         # Not what is due already: another transaction holds it, and may do so for hours.
-        soonest = self._interval
+        soonest = self._promotions.pause(self._interval)
         if found.next_at is not None:
             soonest = min(soonest, (found.next_at - at).total_seconds())
         return max(SHORTEST, soonest)
@@ -173,23 +174,27 @@ class Housekeeper:
 def promote(using: str, queues: Collection[str], at: dt.datetime | None = None) -> set[str]:
     """Make scheduled jobs ready whose time has come at `at`, or now; return their queues."""
     at = at or database_now(using)
-    return _promote(using, looks.due(using, queues, at).queues, at)
+    return _promote(using, looks.due(using, queues, at).queues, at, Rests())
 
 
-def _promote(using: str, queues: Collection[str], at: dt.datetime) -> set[str]:
-    if not queues:
-        return set()  # without the write lock: most of the time there is nothing to do
+def _promote(using: str, queues: Collection[str], at: dt.datetime, rests: Rests[str]) -> set[str]:
     promoted: set[str] = set()
-    left = PROMOTE_BATCH
-    with transaction.atomic(using=using):
-        for queue in sorted(queues):
-            ids = looks.due_page(using, queue, at, left)
-            left -= len(ids)
-            jobs = Job.objects.using(using).filter(pk__in=ids, state=JobState.SCHEDULED)
-            if ids and jobs.update(state=JobState.READY):
-                promoted.add(queue)
-            if not left:
-                break
+
+    def make_ready(some: Sequence[str]) -> None:
+        ready: set[str] = set()
+        left = PROMOTE_BATCH
+        with transaction.atomic(using=using):
+            for queue in some:
+                ids = looks.due_page(using, queue, at, left)
+                left -= len(ids)
+                jobs = Job.objects.using(using).filter(pk__in=ids, state=JobState.SCHEDULED)
+                if ids and jobs.update(state=JobState.READY):
+                    ready.add(queue)
+                if not left:
+                    break
+        promoted.update(ready)
+
+    rests.for_each(using, sorted(queues), make_ready, doing="promote", together=PAGE)
     return promoted
 
 

@@ -7,11 +7,12 @@ thread and the completer (`soon`), when something was written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from django.db import connections
 
 from ..core.names import queue_stream
+from ..models.each import Rests
 from ..models.relaying import Relay
 from .connections import Persistent, service_connection
 from .wakeup import Wakeup
@@ -27,7 +28,9 @@ class Relayer:
     def __init__(self, using: str, queues: Collection[str], *, patience: float) -> None:
         self._using = using
         self._patience = patience
-        self._relays = [Relay(using, queue_stream(name)) for name in sorted(queues)]
+        streams = [queue_stream(name) for name in sorted(queues)]
+        self._relays = {stream: Relay(using, stream) for stream in streams}
+        self._rests: Rests[str] = Rests()
         self._wakeup = Wakeup()
         self._thread: threading.Thread | None = None
 
@@ -56,11 +59,21 @@ class Relayer:
 
     def _turn(self, persistent: Persistent) -> None:
         # A batch of each in turn: the backlog of one queue is nobody else's.
-        left = self._relays
+        left = list(self._relays)
         while left:
             # A row may be many records: a full batch is hardly ever exactly full.
             left = [one for one in left if self._move(persistent, one) > BATCH // 2]
 
-    @staticmethod
-    def _move(persistent: Persistent, relay: Relay) -> int:
-        return persistent.attempt("relay", lambda: relay.move(BATCH), default=None) or 0
+    def _move(self, persistent: Persistent, stream: str) -> int:
+        moved = 0
+
+        def move(_: Sequence[str]) -> None:
+            nonlocal moved
+            moved = self._relays[stream].move(BATCH) or 0
+
+        def attempt() -> bool:
+            return self._rests.for_each(self._using, [stream], move, doing="relay")
+
+        # Only a lost connection comes out: then a pause helps, and it is all streams'.
+        persistent.attempt("relay", attempt, default=False)
+        return moved

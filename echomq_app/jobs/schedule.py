@@ -34,6 +34,7 @@ from ..conf import current, project_setting
 from ..core.ids import JobId
 from ..core.payload import storable
 from ..exceptions import InvalidArgument, WrongBrand
+from ..models.each import for_each
 from ..models.schedule import Schedule
 from ..models.times import as_django, aware
 from .schedule_claims import HOLD, claim, column
@@ -157,19 +158,27 @@ def run_due(using: str, ours: Iterable[Entry], at: dt.datetime, hold: float = HO
 
     Claims the entries, too. Call it again within `hold` seconds.
     """
-    soonest: float | None = None
     by_name = {one.name: one for one in ours}
-    for name, stored in claim(using, by_name, at, hold).items():
-        one = by_name[name]
-        next_at: dt.datetime | None = aware(stored, None)
-        if next_at is not None and next_at <= at:
-            next_at = _run_one(using, one, next_at, at)
-        elif next_at is not None and _is_ahead(one, next_at, at):
-            next_at = _put_back(using, one, next_at, at)
+    claimed = claim(using, by_name, at, hold)
+    waits: list[float] = []
+
+    def run(names: Sequence[str]) -> None:
+        (name,) = names
+        next_at = _next_of(using, by_name[name], aware(claimed[name], None), at)
         if next_at is not None:
-            wait = max(0.0, (next_at - at).total_seconds())
-            soonest = wait if soonest is None else min(soonest, wait)
-    return soonest
+            waits.append(max(0.0, (next_at - at).total_seconds()))
+
+    for_each(using, list(claimed), run, doing="schedule")
+    return min(waits, default=None)
+
+
+def _next_of(using: str, one: Entry, next_at: dt.datetime, at: dt.datetime) -> dt.datetime | None:
+    """Do what there is to do for a schedule; return its next tick, if that is ours to wait for."""
+    if next_at <= at:
+        return _run_one(using, one, next_at, at)
+    if _is_ahead(one, next_at, at):
+        return _put_back(using, one, next_at, at)
+    return next_at
 
 
 def _is_ahead(one: Entry, next_at: dt.datetime, at: dt.datetime) -> bool:

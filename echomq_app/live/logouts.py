@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from django.contrib.auth.signals import user_logged_out
 
 from ..conf import current
+
+logger = logging.getLogger("echomq.live")
 
 LogoutCallback = Callable[[Any], None]
 
@@ -44,7 +47,10 @@ def _logged_out(*, request: Any = None, user: Any = None, **kwargs: Any) -> None
         _ended[key] = now + current().AUTHORIZE_INTERVAL
     if user is not None:
         for callback in list(_callbacks):
-            callback(user.pk)
+            try:
+                callback(user.pk)
+            except Exception:
+                logger.exception("event=failed doing=logout callback=%r", callback)
 
 
 user_logged_out.connect(_logged_out, dispatch_uid="echomq.live")
