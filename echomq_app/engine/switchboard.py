@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-logger = logging.getLogger("echomq.engine")
+logger = logging.getLogger("echomq")
 
 Message = Mapping[str, Any]
 
@@ -88,7 +88,7 @@ class Switchboard:
         """Log what a sink raised, the first time."""
         if id(sink) not in self._failed:
             self._failed.add(id(sink))
-            logger.error("event=failed doing=deliver sink=%r", sink, exc_info=error)
+            logger.error("event=sink_failed sink=%r", sink, exc_info=error)
 
     def after_fork_in_child(self) -> None:
         """Forget all sinks: they belong to the parent's threads and loops."""

@@ -79,8 +79,8 @@ class Housekeeper:
         self._wakeup = Wakeup()
         self._next_retention = time.monotonic() + RETENTION_INTERVAL
         self._retention = (
-            *(self._prune_jobs, self._prune_workers, self._prune_schedules),
-            self._trim_streams,
+            *(self._prune_windows, self._prune_jobs, self._prune_workers),
+            *(self._prune_schedules, self._trim_streams),
         )
         self._next_rescue = 0.0
         self._promotions: Rests[str] = Rests()
@@ -160,6 +160,9 @@ class Housekeeper:
         if more:
             self._next_retention = time.monotonic()
 
+    def _prune_windows(self) -> None:
+        retention.prune_windows(self._using)
+
     def _prune_workers(self) -> None:
         Worker.objects.using(self._using).prune()
 
@@ -232,8 +235,8 @@ def rescue_abandoned(using: str) -> tuple[int, int]:
         rescued += len(outcomes) - len(settlement.later) - len(settlement.lost)
         left += len(settlement.later)
 
-    left += len(for_each(using, ids, take, doing="rescue", together=PAGE))
-    return rescued, left
+    failed = for_each(using, ids, take, doing="rescue", together=PAGE)
+    return rescued, left + len(failed)
 
 
 def sweep(using: str) -> None:

@@ -66,6 +66,7 @@ class Inline:
         )
         ran: list[JobResult] = []
         try:
+            retention.prune_windows(self._using)
             retention.prune_expired(self._using)
             while (claimed := self._next(queues, row.pk)) is not None:
                 if len(ran) == limit:

@@ -25,17 +25,18 @@ _CLOCKS = 3600.0
 """Seconds by which the clocks of those who enqueue and who finish may differ."""
 
 
-def prune_expired(using: str, at: dt.datetime | None = None) -> tuple[int, bool]:
-    """Delete finished jobs whose own `retention` is over, and unique windows that are.
+def prune_windows(using: str, at: dt.datetime | None = None) -> None:
+    """Delete unique windows that are over at `at`, or now."""
+    UniqueWindow.objects.using(using).prune(at or now_as_django(), BATCH)
 
-    Returns how many jobs went, and whether there may be more. `at`: the time now.
+
+def prune_expired(using: str, at: dt.datetime | None = None) -> tuple[int, bool]:
+    """Delete finished jobs whose own `retention` is over at `at`, or now.
+
+    Returns how many jobs went, and whether there may be more. A job that can't be deleted (a row
+    of the project's refers to it) is logged, and keeps no other.
     """
     moment = at or now_as_django()
-
-    def prune_windows(_: Sequence[str]) -> None:
-        UniqueWindow.objects.using(using).prune(moment, BATCH)
-
-    for_each(using, ["unique windows"], prune_windows, doing="retention")
     ended = Job.objects.using(using).filter(retention__isnull=False, finished_at__isnull=False)
     deleted, batches, last, more = 0, 0, -1.0, False
 
@@ -58,7 +59,7 @@ def prune_expired(using: str, at: dt.datetime | None = None) -> tuple[int, bool]
         if retention is None:
             return deleted, False
         last = retention
-        for_each(using, [retention], prune_jobs, doing="retention")
+        for_each(using, [retention], prune_jobs, doing="prune")
         if more:
             return deleted, True
 
@@ -114,7 +115,7 @@ class _Batches:
                     done = self._delete(self._free(self._over.filter(pk__in=one)))
                 gone += done
 
-            failures = for_each(self._using, ids, delete_one, doing="retention")
+            failures = for_each(self._using, ids, delete_one, doing="prune")
             self.failed += [failure.item for failure in failures]
         self.more = gone > 0 and len(ids) == BATCH
         return gone

@@ -158,27 +158,23 @@ def run_due(using: str, ours: Iterable[Entry], at: dt.datetime, hold: float = HO
 
     Claims the entries, too. Call it again within `hold` seconds.
     """
-    by_name = {one.name: one for one in ours}
-    claimed = claim(using, by_name, at, hold)
     waits: list[float] = []
+    by_name = {one.name: one for one in ours}
+    found = claim(using, by_name, at, hold)
 
-    def run(names: Sequence[str]) -> None:
+    def look(names: Sequence[str]) -> None:
         (name,) = names
-        next_at = _next_of(using, by_name[name], aware(claimed[name], None), at)
-        if next_at is not None:
-            waits.append(max(0.0, (next_at - at).total_seconds()))
+        one, next_at = by_name[name], aware(found[name], None)
+        following: dt.datetime | None = next_at
+        if next_at <= at:
+            following = _run_one(using, one, next_at, at)
+        elif _is_ahead(one, next_at, at):
+            following = _put_back(using, one, next_at, at)
+        if following is not None:
+            waits.append(max(0.0, (following - at).total_seconds()))
 
-    for_each(using, list(claimed), run, doing="schedule")
+    for_each(using, list(found), look, doing="schedule")
     return min(waits, default=None)
-
-
-def _next_of(using: str, one: Entry, next_at: dt.datetime, at: dt.datetime) -> dt.datetime | None:
-    """Do what there is to do for a schedule; return its next tick, if that is ours to wait for."""
-    if next_at <= at:
-        return _run_one(using, one, next_at, at)
-    if _is_ahead(one, next_at, at):
-        return _put_back(using, one, next_at, at)
-    return next_at
 
 
 def _is_ahead(one: Entry, next_at: dt.datetime, at: dt.datetime) -> bool:

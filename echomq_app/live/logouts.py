@@ -49,8 +49,8 @@ def _logged_out(*, request: Any = None, user: Any = None, **kwargs: Any) -> None
         for callback in list(_callbacks):
             try:
                 callback(user.pk)
-            except Exception:
-                logger.exception("event=failed doing=logout callback=%r", callback)
+            except Exception:  # neither the logout nor the other pages are to blame
+                logger.exception("event=logout_callback_failed")
 
 
 user_logged_out.connect(_logged_out, dispatch_uid="echomq.live")

@@ -51,6 +51,9 @@ class Relay:
         self._floor = Floor()
         self._front = Pace(FRONT_SHARE, clock=clock)
 
+    def __str__(self) -> str:
+        return self.stream
+
     @property
     def floor(self) -> int:
         """The outbox's id from which on it looks."""

@@ -31,7 +31,7 @@ class UniqueWindowQuerySet(models.QuerySet["UniqueWindow"]):
             # The condition stands here too: one of them may have been taken again.
             gone += self.filter(pk__in=some, until__lt=before).delete()[0]
 
-        for_each(self.db, keys, forget, doing="retention", together=max(1, len(keys)))
+        for_each(self.db, keys, forget, doing="prune", together=max(1, len(keys)))
         return gone
 
 

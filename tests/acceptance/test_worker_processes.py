@@ -78,14 +78,14 @@ def test_sigkill_of_the_worker_ends_one_that_keeps_the_interpreter(
             os.kill(pid, signal.SIGKILL)
 
 
-def test_second_signal_ends_them_too(start_worker: StartWorker, trace: str) -> None:
+def test_sigquit_ends_them_too(start_worker: StartWorker, trace: str) -> None:
     worker = start_worker("--queue", "default", "--grace", "60")
     processtasks.until_cancelled.enqueue(trace, then="stay")
     pid = started(trace)
     worker.send_signal(signal.SIGTERM)
     wait_until(lambda: "cancelled shutdown shutdown" in marks(trace), SLOW)
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait() == -signal.SIGTERM
+    worker.send_signal(signal.SIGQUIT)
+    assert worker.wait() == -signal.SIGQUIT
     wait_for_the_end_of(pid)
 
 

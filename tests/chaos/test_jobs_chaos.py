@@ -198,7 +198,8 @@ def check(ids: list[str], answers: dict[str, str]) -> None:
         assert STORY.match(story), (id, letters)
         assert sum(map(story.count, TERMINAL_RECORDS)) == 1
         assert LETTERS[job.state] == story[-1], (id, letters)
-        assert 0 <= job.attempt <= job.max_attempts and job.fence == story.count("S")
+        # A claim whose handler never began has no record.
+        assert 0 <= job.attempt <= job.max_attempts and job.fence >= story.count("S")
         if answers.get(id) == "cancelled":
             assert job.state == "cancelled", (id, letters)
         if job.state == "completed":

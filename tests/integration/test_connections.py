@@ -12,6 +12,8 @@ from django.db import connection, connections, router, transaction
 from django.test import override_settings
 
 from echomq_app.cancel import CancelToken
+from echomq_app.core.names import stream_wake_group
+from echomq_app.engine.process import engine
 from echomq_app.exceptions import CursorInvalid, UnknownStream
 from echomq_app.models import Outbox, sql
 from echomq_app.stream import Stream, append_all
@@ -147,9 +149,11 @@ class TestReplica:
             following.result(30)
         assert seen == [0, 1]
 
-    def test_tail_of_a_stream_that_is_not_there_yet(self, replica: str) -> None:
-        with pytest.raises(UnknownStream):
-            next(Stream("orders", using=replica).tail())
+    def test_tail_waits_for_a_stream_that_is_not_there_yet(self, replica: str) -> None:
+        with in_thread(lambda: next(Stream("orders", using=replica).tail())) as following:
+            wait_until(lambda: engine._switchboard.wants(stream_wake_group("orders")))
+            Stream("orders").append(7)
+            assert following.result(30).data == 7
 
 
 class Switching:

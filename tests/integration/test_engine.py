@@ -19,7 +19,6 @@ from echomq_app import engine, signals
 from echomq_app.core.names import stream_wake_group
 from echomq_app.engine.broker import Broker
 from echomq_app.engine.process import engine as the_engine
-from echomq_app.engine.switchboard import Switchboard
 from echomq_app.engine.wake import Notifier
 from tests.layers import (
     CORE,
@@ -568,25 +567,3 @@ def test_a_layer_that_cannot_be_made_fails_no_append(caplog: pytest.LogCaptureFi
     with use_layers(channel_layers("no.such.Layer")):
         engine.notify(GROUP)
     assert "event=notify_failed" in caplog.text
-
-
-def test_sink_that_raises_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """And stands in the log once, however much comes."""
-
-    class Fails:
-        def deliver(self, message: Any) -> None:
-            raise ValueError("not today")
-
-        gap = deliver
-
-    class Hears(list[Any]):
-        deliver = gap = list.append
-
-    switchboard, hears = Switchboard(), Hears()
-    for sink in (Fails(), hears, Fails()):
-        switchboard.add("group", sink)
-    for number in range(3):
-        assert switchboard.deliver("group", {"number": number}) == 3
-    switchboard.gap("lost")
-    assert hears == [{"number": 0}, {"number": 1}, {"number": 2}, "lost"]
-    assert caplog.text.count("event=failed doing=deliver") == 2

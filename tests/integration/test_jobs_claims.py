@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from collections import Counter
-from typing import Any
 
 import pytest
 from django.db import connection, connections
@@ -18,7 +17,7 @@ from echomq_app.jobs.claims import Claims
 from echomq_app.jobs.housekeeping import promote
 from echomq_app.models import CancelRequest, Job, Worker
 from tests import jobtasks
-from tests.databases import end, refusing
+from tests.databases import end
 from tests.integration.jobs import USING, claim, history, outcome, register
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -256,17 +255,3 @@ def _uuid(id: str) -> str:
     from echomq_app.core.ids import JobId
 
     return JobId.parse(id).hex
-
-
-def test_a_queue_whose_jobs_cannot_become_ready_stops_no_other(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    soon = timezone.now() + dt.timedelta(hours=1)
-    task: Any = jobtasks.add
-    for queue in ("a", "b", "c"):
-        task.using(queue_name=queue, run_after=soon).enqueue(1, 2)
-    at = soon + dt.timedelta(seconds=1)
-    with refusing("UPDATE", "echomq_job", "OLD.queue = 'b'"):
-        assert promote(USING, ["a", "b", "c"], at) == {"a", "c"}
-    assert "doing=promote item=b" in caplog.text
-    assert promote(USING, ["a", "b", "c"], at) == {"b"}
