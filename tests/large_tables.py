@@ -1,7 +1,7 @@
 """Tables as they are after years: large in each direction in which a statement might scan.
 
-    records     150,000 of one stream ("big"), 40,000 of another, one in each of 20,000
-    jobs        180,000: 70,000 completed, 60,000 scheduled, more than one reads of other states
+    records     200,000 of one stream ("big"), 40,000 of another, one in each of 20,000
+    jobs        90,000 completed, 80,000 scheduled, ten thousands of each other state that stays
     the rest    tens of thousands of rows that wait in the outbox (PostgreSQL) or are unique
 
 The same SQL fills both databases.
@@ -10,13 +10,6 @@ The same SQL fills both databases.
 from __future__ import annotations
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-
-LARGE = {
-    *("echomq_record", "echomq_stream", "echomq_job", "echomq_outbox", "echomq_uniquewindow"),
-}
-"""The others have a row for each worker, queue, schedule, or job that runs."""
-SMALL_INDEXES = {"echomq_job_running", "echomq_job_group_running"}
-"""Of jobs that run: as many as the workers have room for."""
 
 BIG, OLD, SMALL = "big", "old", 20_000
 GROUPED = 3_000
@@ -75,7 +68,7 @@ def _statements(vendor: str) -> list[str]:
     def job(count: int, state: str, **more: str) -> str:
         nonlocal jobs
         first, jobs = jobs + 1, jobs + count
-        age = "200000 - n"
+        age = "240000 - n"
         begun = "NULL" if state in {"ready", "scheduled"} else ago(age)
         given = {
             "id": id("n", age),
@@ -116,13 +109,13 @@ def _statements(vendor: str) -> list[str]:
         streams(1, 1, f"'{BIG}'"),
         streams(1, 2, f"'{OLD}'"),
         streams(SMALL, 3, "'s' || n"),
-        records(150_000, 1, "1", "n - 1", key),
-        records(40_000, 150_001, "2", "n - 150001", key),
-        records(SMALL, 190_001, "n - 190001 + 3", "0", "''"),
-        job(70_000, "completed", retention="CASE WHEN n % 2 = 0 THEN 864000.0 END"),
+        records(200_000, 1, "1", "n - 1", key),
+        records(40_000, 200_001, "2", "n - 200001", key),
+        records(SMALL, 240_001, "n - 240001 + 3", "0", "''"),
+        job(90_000, "completed", retention="CASE WHEN n % 2 = 0 THEN 864000.0 END"),
         job(15_000, "failed"),
         job(15_000, "cancelled"),
-        job(60_000, "scheduled", run_after=soon, unique_key="'later' || n"),
+        job(80_000, "scheduled", run_after=soon, unique_key="'later' || n"),
         job(20_000, "ready"),
         job(GROUPED, "ready", queue="'grouped'", group_key="'group:full'"),
         job(1, "running", queue="'grouped'", group_key="'group:full'", worker_id="301"),
@@ -139,7 +132,7 @@ def _statements(vendor: str) -> list[str]:
         insert("INSERT INTO echomq_queue (name, pause_reason)", 200, "'q' || n, ''"),
         insert(
             "INSERT INTO echomq_uniquewindow (key, job_id, until)",
-            20_000,
+            100_000,
             f"'w' || n, {id('n', 'n')}, {ago('100 - n')}",
         ),
         f"{requests} SELECT id, '', 'user', {ago('5')} FROM echomq_job WHERE worker_id = 301",

@@ -32,6 +32,8 @@ SAMPLES = 3
 LONGEST_SAMPLE = 100_000
 """Characters: a statement with more is kept, if none was before."""
 LAST = "test_plans.py"
+FEW = 5_000
+"""Rows that no plan needs an index for: of jobs that run, workers, queues."""
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = (f"{ROOT}/echomq_app/", f"{Path(django.contrib.admin.__file__).parent}/")
@@ -132,9 +134,9 @@ class Reading:
     steps: int = 0
     """Of the virtual machine (SQLite)."""
     scanned: frozenset[str] = frozenset()
-    """Tables that were read from one end on, without an index."""
+    """Large tables that were read from one end on, without an index."""
     walked: frozenset[str] = frozenset()
-    """Indexes (`table.index`) that are read from one end on for rows that match (PostgreSQL)."""
+    """Large indexes that are read from one end on for rows that match (PostgreSQL)."""
     plan: str = ""
 
 
@@ -153,7 +155,7 @@ def measure(connection: BaseDatabaseWrapper, sql: str, params: Any) -> Reading |
 # Of this transaction alone, and by now: nothing of other sessions, nothing late.
 _COUNTERS = """
     SELECT relname, relkind = 'r', pg_stat_get_xact_numscans(oid),
-           pg_stat_get_xact_tuples_returned(oid)
+           pg_stat_get_xact_tuples_returned(oid), reltuples
     FROM pg_class WHERE relname LIKE 'echomq%%' AND relkind IN ('r', 'i')
 """
 
@@ -164,30 +166,30 @@ def _on_postgresql(connection: Any, cursor: Any, sql: str, params: Any) -> Readi
     (((found,),),) = cursor.fetchall()
     plan = json.loads(found) if isinstance(found, str) else found
     cursor.execute(_COUNTERS)
-    before = {row[0]: row[2:] for row in cursor.fetchall()}
+    before = {row[0]: row[2:4] for row in cursor.fetchall()}
     cursor.execute(sql, params)
     if cursor.description:
         cursor.fetchall()
     cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # what would be done at the commit
     cursor.execute(_COUNTERS)
-    entries, scanned = 0, set()
-    for name, is_table, scans, rows in cursor.fetchall():
-        earlier_scans, earlier_rows = before.get(name, (0, 0))
-        entries += rows - earlier_rows
-        if is_table and scans > earlier_scans:
+    entries, scanned, large = 0, set(), set()
+    for name, is_table, scans, rows, size in cursor.fetchall():
+        entries += rows - before[name][1]
+        if is_table and scans > before[name][0]:
             scanned.add(name)
-    walked = set(_walks(plan["Plan"]))
+        if size > FEW:
+            large.add(name)
     return Reading(
         entries=entries,
-        scanned=frozenset(scanned),
-        walked=frozenset(walked),
+        scanned=frozenset(scanned & large),
+        walked=frozenset(_walks(plan["Plan"])) & large,
         plan="\n".join(_lines(plan["Plan"])),
     )
 
 
 def _walks(node: dict[str, Any]) -> Iterator[str]:
     if "Index Name" in node and "Index Cond" not in node and "Filter" in node:
-        yield f"{node['Relation Name']}.{node['Index Name']}"
+        yield node["Index Name"]
     for child in node.get("Plans", ()):
         yield from _walks(child)
 
@@ -197,6 +199,11 @@ def _lines(node: dict[str, Any], depth: int = 0) -> Iterator[str]:
     yield "  " * depth + " | ".join(str(node[name]) for name in wanted if name in node)
     for child in node.get("Plans", ()):
         yield from _lines(child, depth + 1)
+
+
+def _is_large(cursor: Any, table: str) -> bool:
+    cursor.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {FEW + 1})")
+    return bool(cursor.fetchone()[0] > FEW)
 
 
 _STEPS_AT_ONCE = 100
@@ -218,9 +225,9 @@ def _on_sqlite(connection: Any, cursor: Any, sql: str, params: Any) -> Reading:
         cursor.fetchall()
     finally:
         connection.connection.set_progress_handler(None, 0)
-    scans = (re.fullmatch(r"SCAN (\w+)", line) for line in plan)
     tables: dict[str, str] = {alias or table: table for table, alias in _TABLE.findall(sql)}
-    scanned = {tables.get(match[1], "") for match in scans if match}
+    scans = [match[1] for match in map(re.compile(r"SCAN (\w+)").fullmatch, plan) if match]
+    scanned = {table for table in map(tables.get, scans) if table and _is_large(cursor, table)}
     return Reading(
         steps=steps,
         scanned=frozenset(scanned),

@@ -72,17 +72,14 @@ class GroupListener:
         self._numbers: dict[str, SenderNumbers] = {}
         self._joined: set[str] = set()
         self._confirmed: set[str] = set()  # joined, and a probe has come back since
-        self._held: list[Message] | None = []  # None while the link lets messages through
+        self._held: list[Message] | None = None
+        self.link_is_good = False
+        """Whether the link is up, as far as the last probe tells."""
         self._owes_gap = False
         self._to_leave: list[tuple[str, str]] = []  # (group, channel) of links that broke
         self._probe_group = f"emq.p.{secrets.token_hex(8)}"
         self._probes = itertools.count()
         self._answered = -1
-
-    @property
-    def link_is_good(self) -> bool:
-        """Whether the link is up, as far as the last probe tells."""
-        return self._held is None
 
     def changed(self) -> None:
         """Look at what the switchboard wants, soon."""
@@ -135,7 +132,7 @@ class GroupListener:
             await self._leave_old(own)
             await self._watch(own, channel)
         finally:
-            self._confirmed, self._held = set(), []
+            self._confirmed, self.link_is_good = set(), False
             self._to_leave += [(group, channel) for group in self._joined | {self._probe_group}]
             if not own.broken:
                 await self._leave_old(own)
@@ -214,6 +211,7 @@ class GroupListener:
         held, self._held = self._held or [], None
         for message in held:
             self._deliver(message)
+        self.link_is_good = True
         await self._confirm()
 
     async def _confirm(self) -> None:

@@ -32,6 +32,8 @@ logger = logging.getLogger("echomq.jobs")
 
 CANCEL_INTERVAL = 0.5
 """How often cancel requests are read while anything runs, whatever the poll interval."""
+REST = 1.0
+"""Seconds without claims when the system gave no thread for a handler."""
 STARTER_END = 1.0
 """Seconds that the start of handlers which is under way may take at the end."""
 PROCESSES_END = 3.0
@@ -79,8 +81,10 @@ class Attempts:
             patience=patience,
             start=self._start,
             release=self._give_up,
+            fail=self._fail,
             on_begun=on_begun,
         )
+        self._rests_until = 0.0
         self.next_hearing = 0.0
 
     def open(self) -> None:
@@ -96,6 +100,8 @@ class Attempts:
 
     def room(self) -> int:
         """Return how many jobs to claim now. From here on, `on_room` is called anew."""
+        if time.monotonic() < self._rests_until:
+            return 0
         ahead = self._prefetch.ahead(self._buffer.begun, time.monotonic())
         self._low = ahead // 2
         self._buffer.ahead = self._prefetch.counted_ahead()
@@ -168,12 +174,17 @@ class Attempts:
         for job in waiting:
             self._ended(job, job.finish(Ending.HANDED_BACK, at=now(), reason=reason))
 
+    def _fail(self, job: RunningJob, error: Exception) -> None:
+        self._ended(job, handlers.broken(job, error))
+
     def _start(self, job: RunningJob) -> None:
         try:
             self._threads.submit(partial(self._work, job))
-        except RuntimeError as error:  # no more threads: it waits, until it is given back
+        except RuntimeError as error:  # another worker may have a thread for it
             logger.error("event=no_thread job=%s error=%s", job.claimed.id, error)
-            self._buffer.refused(job)
+            self._rests_until = time.monotonic() + REST
+            self._buffer.give_up_slot()
+            self._give_up([job], "there was no thread for its handler")
 
     def _work(self, job: RunningJob | None) -> None:
         """Run one job after the other, in a thread, as long as there are any."""

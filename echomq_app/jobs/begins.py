@@ -25,13 +25,14 @@ from functools import partial
 
 from django.db import connections, transaction
 
+from ..models.each import Failure, for_each
 from ..models.job import JobState
 from ..models.times import from_cursor, now, stored
 from . import journal
 from .buffer import Buffer
-from .connections import Persistent, read_committed, service_connection
+from .connections import TRANSIENT, Persistent, read_committed, service_connection
 from .journal import Entry
-from .running import RunningJob
+from .running import Asked, RunningJob
 from .wakeup import Wakeup
 
 _POSTGRES = "SELECT id, fence, begun_at FROM echomq_begin_v1(%s::uuid[], %s::bigint[])"
@@ -42,8 +43,10 @@ _SQLITE = (
 )
 _SQLITE_BEGUN = (
     "SELECT EXISTS"
-    " (SELECT 1 FROM echomq_job WHERE id = %s AND begun_fence = %s AND state = 'running')"
+    " (SELECT 1 FROM echomq_job"
+    " WHERE id = %s AND fence = %s AND begun_fence = fence AND state = 'running')"
 )
+_REASON = 200
 LOOK = 1.0
 """Seconds between two looks that nobody asked for."""
 
@@ -125,16 +128,18 @@ class Starter:
         patience: float,
         start: Callable[[RunningJob], object],
         release: Callable[[list[RunningJob], str], object],
+        fail: Callable[[RunningJob, Exception], object],
         on_begun: Callable[[], object],
     ) -> None:
-        """`start(job)` runs a handler in a slot, `release` gives jobs up; `on_begun()`: there
-        are records.
+        """`start(job)` runs a handler in a slot, `release` gives jobs up, `fail` ends an attempt
+        that the database refuses to count; `on_begun()`: there are records.
         """
         self._using = using
         self._buffer = buffer
         self._patience = patience
         self._start = start
         self._release = release
+        self._fail = fail
         self._on_begun = on_begun
         self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="echomq-starter", daemon=True)
@@ -165,20 +170,37 @@ class Starter:
         while jobs := self._buffer.to_begin():
             # Cancelled while they waited: they take a slot, and their handlers don't begin.
             waiting = [job for job in jobs if not job.token.cancelled]
-            begun: list[RunningJob] | None = []
-            if waiting:
-                begun = persistent.attempt("begin", partial(begin, self._using, waiting), None)
-            if begun is None:
+            done = persistent.attempt("begin", partial(self._begin, waiting), None)
+            if done is None:
                 self._buffer.put_back(jobs)
                 return
+            begun, failures = done
             if begun:
                 publish(begun)
                 self._on_begun()
-            refused = [job for job in waiting if not job.begun]
+            for job, error in failures:
+                if isinstance(error, TRANSIENT):
+                    self._release([job], f"its attempt couldn't be counted: {error}"[:_REASON])
+                else:
+                    self._fail(job, error)
+            failed = [failure.item for failure in failures]
+            refused = [job for job in waiting if not job.begun and job not in failed]
             if refused:
                 self._release(refused, "its row was locked or claimed by another worker")
-            self._go([job for job in jobs if job not in refused])
+            self._go([job for job in jobs if job not in refused and job not in failed])
+
+    def _begin(self, jobs: list[RunningJob]) -> tuple[list[RunningJob], list[Failure[RunningJob]]]:
+        """Count attempts, together or, where one of them fails, each alone."""
+        begun: list[RunningJob] = []
+
+        def count(some: Sequence[RunningJob]) -> None:
+            begun.extend(begin(self._using, some))
+
+        failures = for_each(self._using, jobs, count, doing="begin", together=max(1, len(jobs)))
+        return begun, failures
 
     def _go(self, jobs: list[RunningJob]) -> None:
         for job in self._buffer.counted(jobs):
             self._start(job)
+        if self._buffer.closed:  # meanwhile, and whoever closed it has taken the others
+            self._release(self._buffer.take_all(), Asked.SHUTDOWN.value)

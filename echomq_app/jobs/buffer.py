@@ -24,10 +24,11 @@ class Buffer:
         self._slots = slots
         self._lock = threading.Lock()
         self._number = itertools.count()
-        self._waiting: list[tuple[tuple[int, float], int, float, RunningJob]] = []
-        self._counted: deque[tuple[float, RunningJob]] = deque()
+        self._waiting: list[tuple[tuple[int, float], int, RunningJob]] = []
+        self._counted: deque[RunningJob] = deque()
         self._taken = 0
-        self._closed = False
+        self.closed = False
+        """Whether nothing more is given to be counted."""
         self.begun = 0
         """How many handlers have been given a slot so far."""
         self.ahead = 0
@@ -48,8 +49,7 @@ class Buffer:
         claimed = job.claimed
         order = (-claimed.priority, claimed.run_after.timestamp())
         with self._lock:
-            entry = (order, next(self._number), time.monotonic(), job)
-            heapq.heappush(self._waiting, entry)
+            heapq.heappush(self._waiting, (order, next(self._number), job))
 
     def to_begin(self) -> list[RunningJob]:
         """Take the jobs to be counted now: those that get a slot, and the next few.
@@ -58,7 +58,7 @@ class Buffer:
         """
         with self._lock:
             jobs: list[RunningJob] = []
-            if self._closed:
+            if self.closed:
                 return jobs
             free = self._slots - self._taken - len(self._counted)
             while self._waiting and len(jobs) < free + self.ahead:
@@ -69,11 +69,10 @@ class Buffer:
 
     def counted(self, jobs: Iterable[RunningJob]) -> list[RunningJob]:
         """Take jobs that have been counted; return those that have a slot now."""
-        since = time.monotonic()
         with self._lock:
-            self._counted += [(since, job) for job in jobs]
-            if self._closed:
-                return []  # whoever closed it takes them out
+            self._counted += jobs
+            if self.closed:
+                return []
             number = min(self._slots - self._taken, len(self._counted))
             self._taken += number
             return [self._pop() for _ in range(number)]
@@ -81,7 +80,7 @@ class Buffer:
     def next(self) -> RunningJob | None:
         """Use the caller's slot for the next job that is counted; give it up if there is none."""
         with self._lock:
-            if self._counted and not self._closed:
+            if self._counted and not self.closed:
                 return self._pop()
             self._taken -= 1
             return None
@@ -91,9 +90,8 @@ class Buffer:
         for job in jobs:
             self.add(job)
 
-    def refused(self, job: RunningJob) -> None:
-        """Have a job wait again whose handler couldn't be started, and give up its slot."""
-        self.add(job)
+    def give_up_slot(self) -> None:
+        """Take back the slot of a job whose handler couldn't be started."""
         with self._lock:
             self._taken -= 1
             self.begun -= 1
@@ -101,7 +99,7 @@ class Buffer:
     def close(self) -> None:
         """Give nothing more to be counted."""
         with self._lock:
-            self._closed = True
+            self.closed = True
 
     def take(self, *, older_than: float) -> list[RunningJob]:
         """Take out what has waited for so many seconds."""
@@ -114,13 +112,13 @@ class Buffer:
 
     def _pop(self) -> RunningJob:
         self.begun += 1
-        return self._counted.popleft()[-1]
+        return self._counted.popleft()
 
     def _take(self, wanted: Callable[[float], bool]) -> list[RunningJob]:
         with self._lock:
-            taken = [job for *_, since, job in self._waiting if wanted(since)]
-            taken += [job for since, job in self._counted if wanted(since)]
-            self._waiting = [entry for entry in self._waiting if not wanted(entry[2])]
+            taken = [job for *_, job in self._waiting if wanted(job.since)]
+            taken += [job for job in self._counted if wanted(job.since)]
+            self._waiting = [entry for entry in self._waiting if not wanted(entry[-1].since)]
             heapq.heapify(self._waiting)
-            self._counted = deque(entry for entry in self._counted if not wanted(entry[0]))
+            self._counted = deque(job for job in self._counted if not wanted(job.since))
         return taken

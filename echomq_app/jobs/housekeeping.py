@@ -185,16 +185,15 @@ def _promote(using: str, queues: Collection[str], at: dt.datetime, rests: Rests[
 
     def make_ready(some: Sequence[str]) -> None:
         ready: set[str] = set()
-        left = PROMOTE_BATCH
+        left, waiting = PROMOTE_BATCH, len(some)
         with transaction.atomic(using=using):
             for queue in some:
-                ids = looks.due_page(using, queue, at, left)
-                left -= len(ids)
+                share = max(1, left // waiting)  # one with many doesn't keep the others waiting
+                ids = looks.due_page(using, queue, at, share)
+                left, waiting = left - len(ids), waiting - 1
                 jobs = Job.objects.using(using).filter(pk__in=ids, state=JobState.SCHEDULED)
                 if ids and jobs.update(state=JobState.READY):
                     ready.add(queue)
-                if not left:
-                    break
         promoted.update(ready)
 
     rests.for_each(using, sorted(queues), make_ready, doing="promote", together=PAGE)

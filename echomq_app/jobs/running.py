@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import time
 from typing import Any
 
 from .. import cancel
@@ -28,10 +29,12 @@ class RunningJob:
     the first call counts.
     """
 
-    __slots__ = ("_asked", "_finished", "_token", "begun", "claimed", "progress", "token")
+    __slots__ = ("_asked", "_finished", "_token", "begun", "claimed", "progress", "since", "token")
 
     def __init__(self, claimed: ClaimedJob) -> None:
         self.claimed = claimed
+        self.since = time.monotonic()
+        """When it began to wait in this worker."""
         self.begun = False
         """Whether the database has counted the attempt."""
         self._token = cancel.new()

@@ -40,6 +40,7 @@ from .origin import origin_allowed, request_of
 from .visits import in_shared_visit
 
 __all__ = [
+    "ANSWER_TIMEOUT",
     "NOBODY",
     "PERMISSIONS",
     "UNDECIDED",
@@ -68,6 +69,8 @@ PERMISSIONS = {"stream.read": "echomq.view_record", "events.read": "echomq.view_
 
 UNDECIDED = "The server can't tell right now whether this user may read. Try again soon."
 
+ANSWER_TIMEOUT = 10.0
+"""Seconds for the answer to one question: no answer by then is none."""
 COMPLAINTS = 10.0
 """Seconds between two log lines about a database that doesn't answer, however many ask."""
 _complaints = Pace(1.0)

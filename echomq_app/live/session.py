@@ -223,29 +223,34 @@ class Session:
         """Ask about each subscription; tell whether every question got an answer."""
         now, decided = None, True
         try:
-            now = await identity.refreshed()
+            async with asyncio.timeout(access.ANSWER_TIMEOUT):
+                now = await identity.refreshed()
         except Exception as error:  # noqa: BLE001  (asked again)
             access.complain("recheck_failed", error)
             decided = False
         if decided and now is None:
             self._log_out()
             return True
-        for sub, subscription in list(self._subscriptions.items()):
-            if isinstance(subscription, Pending):
-                continue
-            try:
-                if now is not None:
+        there = [each for each in self._subscriptions.items() if not isinstance(each[1], Pending)]
+        # At once, not in turn: a rule that hangs is about one of them.
+        answers = await asyncio.gather(*(self._is_decided(now, *each) for each in there))
+        return decided and all(answers)
+
+    async def _is_decided(self, now: Identity | None, sub: int, subscription: Subscription) -> bool:
+        """Ask about one subscription; tell whether there was an answer."""
+        try:
+            if now is not None:
+                async with asyncio.timeout(access.ANSWER_TIMEOUT):
                     await self._ask_again(now, sub, subscription)
-                    continue
-            except access.Undecided:
-                pass
-            except Exception as error:  # noqa: BLE001  (a rule's; the others are asked all the same)
-                access.complain("recheck_failed", error, f"target={subscription.target}")
-            decided = False
-            there = self._subscriptions.get(sub) is subscription
-            if there and access.doubt_is_over(subscription.confirmed_at):
-                self._lose(sub, "failed", access.UNDECIDED)
-        return decided
+                return True
+        except access.Undecided:
+            pass
+        except Exception as error:  # noqa: BLE001  (a rule's; the others are asked all the same)
+            access.complain("recheck_failed", error, f"target={subscription.target}")
+        there = self._subscriptions.get(sub) is subscription
+        if there and access.doubt_is_over(subscription.confirmed_at):
+            self._lose(sub, "failed", access.UNDECIDED)
+        return False
 
     async def _ask_again(self, now: Identity, sub: int, subscription: Subscription) -> None:
         begun = time.monotonic()

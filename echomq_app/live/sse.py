@@ -218,14 +218,10 @@ async def _until_forbidden(identity: access.Identity, name: str, seen: Hashable)
         await access.until_recheck(identity, undecided=undecided)
         begun = time.monotonic()
         try:
-            now = await identity.refreshed()
-            if now is None or not await access.allowed(now, "stream.read", name):
-                # A user who has just logged out may do nothing; that is the reason to name.
-                if not await identity.still_valid():
-                    return "unauthenticated", "The login is over. Log in, or send a new token."
-                return answers.denial(identity, name)
-            if mask_key(await mask_of(now, name)) != seen:
-                return "failed", "This user sees something else now. Connect again."
+            async with asyncio.timeout(access.ANSWER_TIMEOUT):  # a rule may hang
+                reason = await _verdict(identity, name, seen)
+            if reason is not None:
+                return reason
         except Exception as error:  # noqa: BLE001  (of a rule, too: no answer is not a no)
             if not isinstance(error, access.Undecided):
                 access.complain("recheck_failed", error, f"stream={name}")
@@ -234,6 +230,19 @@ async def _until_forbidden(identity: access.Identity, name: str, seen: Hashable)
                 return "failed", answers.UNAVAILABLE
         else:
             sure, undecided = begun, 0
+
+
+async def _verdict(identity: access.Identity, name: str, seen: Hashable) -> Reason | None:
+    """Return why a stream has to end; `None`: it may go on."""
+    now = await identity.refreshed()
+    if now is None or not await access.allowed(now, "stream.read", name):
+        # A user who has just logged out may do nothing; that is the reason to name.
+        if not await identity.still_valid():
+            return "unauthenticated", "The login is over. Log in, or send a new token."
+        return answers.denial(identity, name)
+    if mask_key(await mask_of(now, name)) != seen:
+        return "failed", "This user sees something else now. Connect again."
+    return None
 
 
 async def _gone(receive: Receive) -> None:

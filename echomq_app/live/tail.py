@@ -185,9 +185,9 @@ class StreamTail:
     def _tell_who_asked(self) -> None:
         waiting, self._promised = self._promised, []
         for head, future in waiting:
-            if future.done() or self.life is None:
+            if future.done():
                 continue
-            if head <= self.life.head:
+            if self.life is not None and head <= self.life.head:
                 future.set_result(self.life)
             else:
                 self._promised.append((head, future))
@@ -232,8 +232,9 @@ class StreamTail:
         self._seen = 0  # it begins at the head, and heads of another life say nothing
         self._promised = [(0, future) for _, future in self._promised]
         if not head.epoch:
-            if head.pending:  # the stream comes into being with what waits
-                return False, await self._database(self._relay)
+            # The stream comes into being with what waits, unless that can't be moved yet.
+            if head.pending and await self._database(self._relay):
+                return False, True
             if old is None:
                 self.life = Life.before_stream()
             elif not old.precedes_stream:

@@ -65,10 +65,17 @@ class DatabaseThreads:
 
     def _submit(self, job: _Job, *, urgent: bool = False) -> None:
         with self._changed:
-            (self._urgent if urgent else self._patient).append(job)
+            queue = self._urgent if urgent else self._patient
+            queue.append(job)
             if self._threads < MOST and self._idle < self.waiting:
-                self._threads += 1
-                threading.Thread(target=self._work, name="echomq-live", daemon=True).start()
+                try:
+                    threading.Thread(target=self._work, name="echomq-live", daemon=True).start()
+                except RuntimeError:  # the system gives no thread; another one of ours does it
+                    if not self._threads:
+                        queue.pop()
+                        raise
+                else:
+                    self._threads += 1
             self._changed.notify()
 
     @property

@@ -38,10 +38,8 @@ _SQLITE = f"""
     FROM echomq_stream s
     LEFT JOIN echomq_record w ON w.stream_id = s.id AND w.position = (SELECT r.position {_NEWEST})
     WHERE s.name IN ({{names}})"""
-# In order: whether there is any, PostgreSQL may look up from the table's front.
-_PENDING = (
-    "(SELECT o.id FROM echomq_outbox o WHERE o.stream = n.name ORDER BY o.id LIMIT 1) IS NOT NULL"
-)
+# As in `paging`: a range of one name.
+_PENDING = "EXISTS (SELECT FROM echomq_outbox o WHERE o.stream >= n.name AND o.stream <= n.name)"
 
 
 def read_heads(using: str, names: Sequence[str], *, with_pending: bool = False) -> dict[str, Head]:

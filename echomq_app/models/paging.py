@@ -70,10 +70,11 @@ _STORED_COLUMNS = {"postgresql": (_REST,), "sqlite": _COLUMNS["sqlite"]}
 _BIGINT = {"postgresql": "%s::bigint", "sqlite": "%s"}
 _GREATEST = {"postgresql": "greatest", "sqlite": "max"}
 _LEAST = {"postgresql": "least", "sqlite": "min"}
-# In order: whether there is any, PostgreSQL may look up from the table's front.
 _PENDING = {
-    "postgresql": "(SELECT o.id FROM echomq_outbox o WHERE o.stream = s.name"
-    " ORDER BY o.id LIMIT 1) IS NOT NULL",
+    # A range of one name: where `=` may find many rows, PostgreSQL scans the outbox for any.
+    "postgresql": (
+        "EXISTS (SELECT FROM echomq_outbox o WHERE o.stream >= s.name AND o.stream <= s.name)"
+    ),
     "sqlite": "0",
 }
 

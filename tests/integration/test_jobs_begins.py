@@ -14,16 +14,17 @@ from django.utils import timezone
 
 from echomq_app.core.ids import JobId
 from echomq_app.core.prefetch import Prefetch
-from echomq_app.jobs import begins, control
+from echomq_app.jobs import attempts, begins, bulk, control, housekeeping
 from echomq_app.jobs.begins import begin
 from echomq_app.jobs.completer import Completer
 from echomq_app.jobs.housekeeping import rescue
 from echomq_app.jobs.outcomes import Ending
+from echomq_app.jobs.pools import ThreadPool
 from echomq_app.jobs.running import RunningJob
 from echomq_app.jobs.transitions import settle
 from echomq_app.models import Job, Worker
 from tests import jobtasks
-from tests.databases import session
+from tests.databases import refusing, session
 from tests.integration.jobs import (
     USING,
     claim,
@@ -34,6 +35,7 @@ from tests.integration.jobs import (
     records,
     register,
     running_worker,
+    stored_id,
 )
 from tests.jobtasks import marks
 from tests.wait import wait_until
@@ -102,6 +104,17 @@ class TestBegin:
         (second,) = claimed(register("again"))
         assert begin(USING, [first, second]) == [second]
         assert not first.begun and Job.objects.get(pk=id).attempt == 1
+
+    def test_claim_that_began_and_was_lost_does_not_begin_again(self, worker: Worker) -> None:
+        """Its fence is the one that the row last began under, and no longer the row's."""
+        id = jobtasks.add.enqueue(1, 2).id
+        (first,) = claimed(worker)
+        assert begin(USING, [first]) == [first]
+        lose(worker)
+        assert rescue(USING) == 1
+        (second,) = claimed(register("again"))
+        assert begin(USING, [first]) == []
+        assert begin(USING, [second]) == [second] and Job.objects.get(pk=id).attempt == 2
 
     @pytest.mark.postgres
     def test_waits_for_no_row_that_another_transaction_holds(self, worker: Worker) -> None:
@@ -256,3 +269,77 @@ def test_database_that_fails_as_a_job_begins_delays_it(monkeypatch: pytest.Monke
         job = finished(jobtasks.add.enqueue(1, 2).id)
     assert (job.state, job.attempt) == ("completed", 1)
     connections.close_all()
+
+
+COUNTS = "OLD.id = {id} AND NEW.attempt > OLD.attempt"
+
+
+def test_one_job_that_cannot_be_counted_stops_no_other(trace: str) -> None:
+    """A trigger of the project's refuses it: it fails by that, and isn't tried without end."""
+    good = [jobtasks.note.enqueue(trace).id for _ in range(3)]
+    bad = jobtasks.add.using(max_attempts=1).enqueue(1, 2).id
+    good += [jobtasks.note.enqueue(trace).id for _ in range(3)]
+    with refusing("UPDATE", "echomq_job", COUNTS.format(id=stored_id(bad))):
+        with running_worker(concurrency=2):
+            assert {finished(id).state for id in good} == {"completed"}
+            job = finished(bad)
+    assert (job.state, job.attempt) == ("failed", 0)
+    assert "not today" in job.errors[0]["message"]
+
+
+def test_job_for_which_there_is_no_thread_goes_back(
+    trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once and once, not again and again; its attempt doesn't count."""
+    submit, refusals, calls = ThreadPool.submit, [True], []
+
+    def refuses(self: ThreadPool, work: Any) -> None:
+        if refusals:
+            refusals.pop()
+            raise RuntimeError("can't start new thread")
+        submit(self, work)
+
+    def counting(using: str, jobs: list[RunningJob]) -> list[RunningJob]:
+        calls.append(len(jobs))
+        return begin(using, jobs)
+
+    monkeypatch.setattr(ThreadPool, "submit", refuses)
+    monkeypatch.setattr(begins, "begin", counting)
+    id = jobtasks.note.enqueue(trace).id
+    with running_worker():
+        job = finished(id)
+    assert (job.state, job.attempt, job.fence) == ("completed", 1, 2)
+    assert calls == [1, 1]
+
+
+def test_job_that_is_counted_while_its_worker_stops_goes_back(
+    trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement is under way when the buffer is emptied; it isn't waited for in vain."""
+    monkeypatch.setattr(attempts, "STARTER_END", 0.1)
+    under_way, may_end = threading.Event(), threading.Event()
+
+    def slow(using: str, jobs: list[RunningJob]) -> list[RunningJob]:
+        under_way.set()
+        assert may_end.wait(30)
+        return begin(using, jobs)
+
+    monkeypatch.setattr(begins, "begin", slow)
+    id = jobtasks.note.enqueue(trace).id
+    with running_worker(grace=60.0) as running:
+        assert under_way.wait(30)
+        running.stop()
+        wait_until(lambda: running._attempts._buffer.closed)
+        timer = threading.Timer(0.5, may_end.set)  # past STARTER_END
+        timer.start()
+    job = Job.objects.get(pk=id)
+    assert (job.state, job.attempt, marks(trace)) == ("ready", 0, [])
+
+
+def test_queue_with_many_due_jobs_delays_no_other() -> None:
+    far = timezone.now() + dt.timedelta(hours=1)
+    task = jobtasks.noop.using(run_after=far)
+    bulk.enqueue_many(task, [((n,), {}) for n in range(2 * housekeeping.PROMOTE_BATCH)])
+    task.using(queue_name="mail").enqueue(1)
+    Job.objects.update(run_after=timezone.now() - dt.timedelta(minutes=1))
+    assert housekeeping.promote(USING, ["default", "mail"]) == {"default", "mail"}

@@ -27,13 +27,16 @@ from echomq_app.models import paging
 from echomq_app.models.heads import read_heads
 from echomq_app.stream import Stream
 from project.asgi import application
+from tests import jobtasks
 from tests.asgi_request import AsgiRequest
+from tests.databases import session
 from tests.live_client import LiveSocket
 from tests.wait import wait_until_async
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MANY = 1_200
+add: Any = jobtasks.add
 
 
 @pytest.fixture(autouse=True)
@@ -383,3 +386,52 @@ def _append_on_commit_serializable() -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
         Stream("new").append_on_commit({"n": 0})
+
+
+@pytest.mark.postgres
+async def test_who_asks_while_rows_wait_in_the_outbox_gets_an_answer(
+    settings: Settings, follow: Callable[..., Any]
+) -> None:
+    """A job was enqueued in a new queue, and no worker has relayed its record."""
+    use(settings, POLL_INTERVAL=0.05)
+    await sync_to_async(add.enqueue)(1, 2)
+    follows = await asyncio.wait_for(follow("emq.default", 0), 30)
+    taken = await follows.take()
+    assert isinstance(taken, Batch) and len(taken.records) == 1
+
+
+@pytest.mark.postgres
+async def test_who_asks_while_an_older_transaction_is_open_gets_an_answer(
+    settings: Settings, follow: Callable[..., Any]
+) -> None:
+    """The relay moves nothing yet: the stream doesn't exist, and comes when it can."""
+    use(settings, POLL_INTERVAL=0.05)
+    with session() as other:
+        other.execute("BEGIN")
+        other.execute("SELECT pg_current_xact_id()")
+        await sync_to_async(add.enqueue)(1, 2)
+        follows = await asyncio.wait_for(follow("emq.default"), 30)
+        other.execute("ROLLBACK")
+    await sync_to_async(add.enqueue)(1, 2)
+    assert isinstance(taken := await follows.take(), Batch) and taken.records
+
+
+def test_a_thread_that_does_not_start_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = DatabaseThreads()
+    start, refusals = threading.Thread.start, [True, True]
+
+    def refused(self: threading.Thread) -> None:
+        if self.name == "echomq-live" and refusals:
+            refusals.pop()
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+    async def ask() -> int:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="new thread"):
+                await threads.run("default", lambda: 1)
+        return await asyncio.wait_for(threads.run("default", lambda: 2), 30)
+
+    assert asyncio.run(ask()) == 2

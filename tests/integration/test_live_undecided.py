@@ -303,3 +303,37 @@ async def test_a_database_that_is_away_closes_no_socket_for_good(
     assert caplog.text.count("event=socket_failed") == 1
     assert "Traceback" not in caplog.text
     await sync_to_async(user.delete)()
+
+
+async def test_a_rule_that_hangs_keeps_no_other_right(
+    user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr(access, "until_recheck", _at_once)
+
+    class Hangs(EchoConsumer):
+        revoked = False
+
+        async def may(self, identity: Any, action: str, target: str) -> bool:
+            if self.revoked and target == "slow":
+                await asyncio.Event().wait()
+            return not self.revoked
+
+    page = await opened(user, Hangs)
+    for sub, name in enumerate(("slow", "orders")):
+        await page.subscribe(name, sub=sub)
+    Hangs.revoked = True
+    await page.expect("error", code="denied", sub=1)
+    await page.close()
+
+
+async def test_a_rule_that_hangs_ends_events(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "ANSWER_TIMEOUT", 0.05)
+
+    async def hangs(*question: Any) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    monkeypatch.setattr(access, "allowed", hangs)
+    ended = asyncio.wait_for(sse._until_forbidden(access.NOBODY, "orders", None), 30)
+    assert (await ended)[0] == "failed"

@@ -17,34 +17,45 @@ from django.test import Client
 
 from tests import statements, tour
 from tests.databases import session
-from tests.large_tables import LARGE, SMALL_INDEXES, fill
+from tests.large_tables import fill
 from tests.statements import Reading, fingerprint, measure
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
 MOST_ENTRIES = 12_500
 """A read with a filter looks at 10,000 records, a trim deletes 5,000 at once."""
-MOST_STEPS = 400_000
-"""What the same takes on SQLite."""
+MOST_STEPS = 700_000
+"""What the same takes on SQLite, with a hundred steps for a record that is deleted."""
 
 EXCEPTIONS = {
-    r"UPDATE echomq_job SET parked = parked WHERE id IS NULL": "only locks: no id is null",
-    r'LENGTH\("echomq_outbox"\."keys"\).* LIMIT n$': "any rows will do, so many and no more",
-    r'SELECT DISTINCT "echomq_outbox"\."stream"': "the relay of all that waits, by hand",
-    r'"echomq_job"\."id" AS "pk" .*"(queue|task_path|group_key)" = %s AND .*"state" IN': (
-        "cancel_many, by hand: looks at each job once, in pages; known, to be given indexes"
-    ),
-    r'FROM "echomq_job" WHERE "echomq_job"\."(queue|task_path|group_key|state)" = %s'
-    r' ORDER BY "echomq_job"\."id" DESC LIMIT n$': (
-        "lists of jobs, for a person who waits; known, to be windowed or given indexes"
-    ),
-    r'SELECT MIN.* WHERE "echomq_job"\."state" = %s ORDER BY': "the same, of a state in the admin",
-    r'"state" = %s AND "echomq_job"\."queue" = %s AND "echomq_job"\."id" >= %s': "the same",
+    "both": {
+        r'LENGTH\("echomq_outbox"\."keys"\).* LIMIT n$': "any rows will do, so many and no more",
+        r'^SELECT "echomq_job"\."id" AS "pk" .*"state" IN \(%s\).* ORDER BY 1 ASC LIMIT n$': (
+            "cancel_many, by hand: looks at each job once, in pages; known, to be given indexes"
+        ),
+        r'FROM "echomq_job" WHERE "echomq_job"\."(queue|task_path|group_key|state)" = %s'
+        r' ORDER BY "echomq_job"\."id" DESC LIMIT n$': (
+            "lists of jobs, for a person who waits; known, to be windowed or given indexes"
+        ),
+    },
+    "postgresql": {
+        r'SELECT DISTINCT "echomq_outbox"\."stream"': "the relay of all that waits, by hand",
+        r'SELECT MIN.* FROM \(SELECT "echomq_job"': (
+            "the admin's window of 25,000 jobs; known for a state, which is to have an index"
+        ),
+        r'"state" = %s AND "echomq_job"\."queue" = %s AND "echomq_job"\."id" >= %s': "the same",
+    },
+    "sqlite": {
+        r"UPDATE echomq_job SET parked = parked WHERE id IS NULL": "only locks: no id is null",
+    },
 }
 """What a statement reads like, and why it may scan, or read much."""
 
 
-def test_no_statement_reads_more_in_larger_tables(admin_client: Client) -> None:
+def test_no_statement_reads_more_in_larger_tables(
+    admin_client: Client, pytestconfig: pytest.Config
+) -> None:
+    excused = {**EXCEPTIONS["both"], **EXCEPTIONS[connection.vendor]}
     issued = dict(statements.collected)
     fill(connection)
     offenders: dict[str, str] = {}
@@ -60,17 +71,24 @@ def test_no_statement_reads_more_in_larger_tables(admin_client: Client) -> None:
     for samples in issued.values():
         for sql, params in samples:
             visit(connection, sql, params)
-    found = [text for text in offenders if not any(re.search(one, text) for one in EXCEPTIONS)]
+    found = [text for text in offenders if not any(re.search(one, text) for one in excused)]
     assert not found, "\n\n".join(f"{text}\n{offenders[text]}" for text in found)
-    for pattern in EXCEPTIONS:
-        assert any(re.search(pattern, text) for text in statements.collected), f"stale: {pattern}"
+    if _is_whole_run(pytestconfig):
+        for pattern in excused:
+            known = any(re.search(pattern, text) for text in statements.collected)
+            assert known, f"an exception for a statement that isn't there any more: {pattern}"
+
+
+def _is_whole_run(config: pytest.Config) -> bool:
+    from_settings = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return from_settings and not config.option.keyword and not hasattr(config, "workerinput")
 
 
 def _fault(reading: Reading) -> str:
-    faults = [f"scans {name}" for name in reading.scanned & LARGE]
-    for table, index in (name.split(".") for name in reading.walked):
-        if table in LARGE and index not in SMALL_INDEXES:
-            faults.append(f"walks {index}")
+    faults = [
+        *(f"scans {name}" for name in sorted(reading.scanned)),
+        *(f"walks {name}" for name in sorted(reading.walked)),
+    ]
     if reading.entries > MOST_ENTRIES or reading.steps > MOST_STEPS:
         faults.append(f"reads {reading.entries:,} entries in {reading.steps:,} steps")
     return ", ".join(faults)
