@@ -16,6 +16,7 @@ and signalled (`signals.publish_failed`). A wrong argument raises, before any I/
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -29,6 +30,8 @@ from .core.hint import Hint
 from .core.ids import JobId
 from .core.names import check_queue_name, events_group
 from .feed import EVENTS, Feed
+
+logger = logging.getLogger("echomq.events")
 
 __all__ = [
     "NAMES",
@@ -165,7 +168,10 @@ def send_wire(queue: str, wire: list[WireEvent]) -> int | None:
     message = _Message(type=EVENTS, queue=queue, events=wire)
     for tap in taps:
         for event in from_wire(message):
-            tap(event)
+            try:
+                tap(event)
+            except Exception:
+                logger.exception("event=failed doing=tap tap=%r", tap)
     message.size = sum(len(event["data"] or "") + 64 for event in wire)
     return engine.send(events_group(queue), message, merge=_merge)
 

@@ -32,6 +32,8 @@ class Switchboard:
 
     def __init__(self) -> None:
         self._sinks: dict[str, tuple[Sink, ...]] = {}
+        self._failed: set[int] = set()
+        """The ids of the sinks that have raised: each is logged once."""
         self._lock = threading.Lock()
 
     def add(self, group: str, sink: Sink) -> None:
@@ -49,6 +51,7 @@ class Switchboard:
                 self._sinks[group] = left
             else:
                 self._sinks.pop(group, None)
+            self._failed.discard(id(sink))
 
     def groups(self) -> set[str]:
         """Return the groups that somebody wants."""
@@ -65,8 +68,8 @@ class Switchboard:
         for sink in sinks:
             try:
                 sink.deliver(message)
-            except Exception:  # the others are not to blame
-                logger.exception("event=deliver_failed group=%s sink=%r", group, sink)
+            except Exception as error:  # noqa: BLE001  (the others have to hear)
+                self._failure(sink, error)
         return len(sinks)
 
     def gap(self, reason: str, group: str | None = None) -> None:
@@ -78,10 +81,17 @@ class Switchboard:
         for sink in sinks.values():
             try:
                 sink.gap(reason)
-            except Exception:
-                logger.exception("event=gap_failed sink=%r", sink)
+            except Exception as error:  # noqa: BLE001  (as above)
+                self._failure(sink, error)
+
+    def _failure(self, sink: Sink, error: Exception) -> None:
+        """Log what a sink raised, the first time."""
+        if id(sink) not in self._failed:
+            self._failed.add(id(sink))
+            logger.error("event=sink_failed sink=%r", sink, exc_info=error)
 
     def after_fork_in_child(self) -> None:
         """Forget all sinks: they belong to the parent's threads and loops."""
         self._lock = threading.Lock()
         self._sinks = {}
+        self._failed = set()

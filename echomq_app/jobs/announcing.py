@@ -56,15 +56,21 @@ def cancelled(jobs: Iterable[Job]) -> None:
 def send(signal: Any, sender: type[Any], result: JobResult) -> None:
     """Send one of Django's task signals. What a receiver raises is logged, and nothing else."""
     try:
-        responses = signal.send_robust(sender, task_result=result)
+        tell(signal, sender, result)
     except BaseException as error:  # not even SystemExit is the job's
         logger.exception("event=receiver_failed job=%s error=%r", result.id, error)
-        return
-    for receiver, response in responses:
+
+
+def tell(signal: Any, sender: type[Any], result: JobResult) -> Exception | None:
+    """Send one of Django's task signals, log what receivers raise, and return the first of it."""
+    failed: Exception | None = None
+    for receiver, response in signal.send_robust(sender, task_result=result):
         if isinstance(response, Exception):
+            failed = failed or response
             logger.error(
                 "event=receiver_failed receiver=%r job=%s", receiver, result.id, exc_info=response
             )
+    return failed
 
 
 def _announce(ends: list[End]) -> None:

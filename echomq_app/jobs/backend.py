@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.core import checks
-from django.db import router, transaction
+from django.db import connections, router, transaction
 
 from ..core.ids import JobId
 from ..core.names import check_queue_name
@@ -30,7 +30,8 @@ from ..exceptions import InvalidArgument, InvalidName, WrongBrand
 from ..models.job import TASK_PATH_MAX, Job
 from ..models.threads import in_database_thread
 from ..models.times import as_django, aware
-from .announcing import send
+from ..models.transactions import is_aborted
+from .announcing import tell
 from .arguments import Call, as_result, checked, encoded, encoded_many
 from .enqueueing import NewJob, enqueue
 from .enqueueing_many import enqueue_many
@@ -142,9 +143,14 @@ class EchoMQBackend(BaseTaskBackend):
         )
 
     def _told(self, result: JobResult) -> JobResult:
-        """Send Django's signal, if it was enqueued."""
-        if not result.duplicate:
-            send(task_enqueued, type(self), result)
+        """Send Django's signal, if it was enqueued. What receivers raise is logged."""
+        if result.duplicate:
+            return result
+        failed = tell(task_enqueued, type(self), result)
+        # Without an error, the commit of a transaction that PostgreSQL has given up is a rollback
+        # that nobody hears of.
+        if failed is not None and is_aborted(connections[router.db_for_write(Job)]):
+            raise failed
         return result
 
     def _new_job(self, task: Task) -> tuple[NewJob, JobOptions]:

@@ -102,7 +102,7 @@ class CancelledMany:
     finished: int = 0
     """Ended between the look for them and the cancel."""
     failed: int = 0
-    """Those for which the database refused it, as the log says. The others aren't affected."""
+    """The database refused it, of each alone; the log says why. Nothing has changed."""
 
 
 def cancel_many(where: Q, reason: str | None = None, kind: str = "user") -> CancelledMany:
@@ -112,24 +112,30 @@ def cancel_many(where: Q, reason: str | None = None, kind: str = "user") -> Canc
 
     In order of id, in batches of a few hundred, each in a transaction of its own (or all in the
     caller's). Never waits for a row that somebody holds: that job is asked, as one that runs is.
-    Jobs that are enqueued meanwhile may be found or not. `Q()` is all of them. Raises as `cancel`.
+    Jobs that are enqueued meanwhile may be found or not. `Q()` is all of them. Raises as `cancel`,
+    and what the database raises when it takes no more statements: a lost connection, or any error
+    in the caller's transaction. A note of that error says what was done before it.
     """
     text = _checked(reason, kind)
     using = router.db_for_write(Job)
     counts: Counter[str] = Counter()
     unfinished = Job.objects.using(using).filter(where, state__in=ACTIVE).order_by("pk")
-    page = list(unfinished.values_list("pk", flat=True)[:MANY])
 
     def cancel_some(ids: Sequence[UUID]) -> None:
         with transaction.atomic(using=using, savepoint=False):
             answers = cancel_batch(using, ids, text, kind)
         counts.update(answers)
 
-    while page:
-        failures = for_each(using, page, cancel_some, doing="cancel", together=MANY)
-        counts["failed"] += len(failures)
-        following = unfinished.filter(pk__gt=page[-1])
-        page = list(following.values_list("pk", flat=True)[:MANY])
+    try:
+        page = list(unfinished.values_list("pk", flat=True)[:MANY])
+        while page:
+            failures = for_each(using, page, cancel_some, doing="cancel", together=MANY)
+            counts["failed"] += len(failures)
+            following = unfinished.filter(pk__gt=page[-1])
+            page = list(following.values_list("pk", flat=True)[:MANY])
+    except Exception as error:
+        error.add_note(f"Done before that: {CancelledMany(**counts)}.")
+        raise
     return CancelledMany(**counts)
 
 

@@ -23,7 +23,7 @@ from ..core.ids import JobId
 from ..core.names import queue_wake_group
 from ..exceptions import WorkerLost
 from ..models import retention as stream_retention
-from ..models.each import for_each
+from ..models.each import Rests, for_each
 from ..models.job import (
     ACTIVE,
     FINISHED,
@@ -83,6 +83,7 @@ class Housekeeper:
             *(self._prune_schedules, self._trim_streams),
         )
         self._next_rescue = 0.0
+        self._promotions: Rests[str] = Rests()
         self._schedules: list[schedule.Entry] | None = None
         self._thread = threading.Thread(target=self._run, name="echomq-housekeeper", daemon=True)
 
@@ -115,14 +116,14 @@ class Housekeeper:
         """Make due jobs ready; return the seconds until there is something to do again."""
         at = database_now(self._using)
         found = looks.due(self._using, self._queues, at)
-        promoted = _promote(self._using, found.queues, at)
+        promoted = _promote(self._using, found.queues, at, self._promotions)
         for queue in promoted:
             self._on_ready()
             engine.notify(queue_wake_group(queue))
         if promoted:
             return SHORTEST  # there may be more
         # Not what is due already: another transaction holds it, and may do so for hours.
-        soonest = self._interval
+        soonest = self._promotions.pause(self._interval)
         if found.next_at is not None:
             soonest = min(soonest, (found.next_at - at).total_seconds())
         return max(SHORTEST, soonest)
@@ -176,27 +177,26 @@ class Housekeeper:
 def promote(using: str, queues: Collection[str], at: dt.datetime | None = None) -> set[str]:
     """Make scheduled jobs ready whose time has come at `at`, or now; return their queues."""
     at = at or database_now(using)
-    return _promote(using, looks.due(using, queues, at).queues, at)
+    return _promote(using, looks.due(using, queues, at).queues, at, Rests())
 
 
-def _promote(using: str, queues: Collection[str], at: dt.datetime) -> set[str]:
+def _promote(using: str, queues: Collection[str], at: dt.datetime, rests: Rests[str]) -> set[str]:
     promoted: set[str] = set()
-    left, waiting = PROMOTE_BATCH, len(queues)
 
-    def promote_some(some: Sequence[str]) -> None:
-        nonlocal left, waiting
-        (queue,) = some
-        share = max(1, left // waiting)  # one with many doesn't keep the others waiting
-        waiting -= 1
+    def make_ready(some: Sequence[str]) -> None:
+        ready: set[str] = set()
+        left, waiting = PROMOTE_BATCH, len(some)
         with transaction.atomic(using=using):
-            ids = looks.due_page(using, queue, at, share)
-            jobs = Job.objects.using(using).filter(pk__in=ids, state=JobState.SCHEDULED)
-            changed = bool(ids) and jobs.update(state=JobState.READY)
-        left -= len(ids)
-        if changed:
-            promoted.add(queue)
+            for queue in some:
+                share = max(1, left // waiting)  # one with many doesn't keep the others waiting
+                ids = looks.due_page(using, queue, at, share)
+                left, waiting = left - len(ids), waiting - 1
+                jobs = Job.objects.using(using).filter(pk__in=ids, state=JobState.SCHEDULED)
+                if ids and jobs.update(state=JobState.READY):
+                    ready.add(queue)
+        promoted.update(ready)
 
-    for_each(using, sorted(queues), promote_some, doing="promote")
+    rests.for_each(using, sorted(queues), make_ready, doing="promote", together=PAGE)
     return promoted
 
 

@@ -7,14 +7,12 @@ thread and the completer (`soon`), when something was written.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Collection, Sequence
-from functools import partial
 
 from django.db import connections
 
 from ..core.names import queue_stream
-from ..models.each import for_each
+from ..models.each import Rests
 from ..models.relaying import Relay
 from .connections import Persistent, service_connection
 from .wakeup import Wakeup
@@ -22,8 +20,6 @@ from .wakeup import Wakeup
 INTERVAL = 1.0
 """Seconds after which it looks by itself: clients that enqueue wake only the worker."""
 BATCH = 1_000
-REST = 5.0
-"""Seconds for which a stream is left alone whose relay failed."""
 
 
 class Relayer:
@@ -32,9 +28,9 @@ class Relayer:
     def __init__(self, using: str, queues: Collection[str], *, patience: float) -> None:
         self._using = using
         self._patience = patience
-        self._relays = [Relay(using, queue_stream(name)) for name in sorted(queues)]
-        self._rests: dict[Relay, float] = {}
-        """Those that failed, and until when they are left alone."""
+        streams = [queue_stream(name) for name in sorted(queues)]
+        self._relays = {stream: Relay(using, stream) for stream in streams}
+        self._rests: Rests[str] = Rests()
         self._wakeup = Wakeup()
         self._thread: threading.Thread | None = None
 
@@ -63,21 +59,21 @@ class Relayer:
 
     def _turn(self, persistent: Persistent) -> None:
         # A batch of each in turn: the backlog of one queue is nobody else's.
-        now = time.monotonic()
-        left: list[Relay] | None = [one for one in self._relays if self._rests.get(one, 0.0) <= now]
+        left = list(self._relays)
         while left:
-            left = persistent.attempt("relay", partial(self._move, left), default=None)
-
-    def _move(self, relays: list[Relay]) -> list[Relay]:
-        """Move a batch of each; return those that have more."""
-        more: list[Relay] = []
-
-        def move(some: Sequence[Relay]) -> None:
-            (relay,) = some
             # A row may be many records: a full batch is hardly ever exactly full.
-            if (relay.move(BATCH) or 0) > BATCH // 2:
-                more.append(relay)
+            left = [one for one in left if self._move(persistent, one) > BATCH // 2]
 
-        for failure in for_each(self._using, relays, move, doing="relay"):
-            self._rests[failure.item] = time.monotonic() + REST
-        return more
+    def _move(self, persistent: Persistent, stream: str) -> int:
+        moved = 0
+
+        def move(_: Sequence[str]) -> None:
+            nonlocal moved
+            moved = self._relays[stream].move(BATCH) or 0
+
+        def attempt() -> bool:
+            return self._rests.for_each(self._using, [stream], move, doing="relay")
+
+        # Only a lost connection comes out: then a pause helps, and it is all streams'.
+        persistent.attempt("relay", attempt, default=False)
+        return moved

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import cast
+from uuid import UUID
 
 from django.db import connections, transaction
 
-from ..core.ids import JobId
-from ..models.each import for_each
+from ..models.each import for_each, raise_if_over
 from ..models.job import Job, JobQuerySet
 from ..models.times import now_as_django
 from ..models.unique import UniqueWindow
@@ -38,9 +37,21 @@ def prune_expired(using: str, at: dt.datetime | None = None) -> tuple[int, bool]
     of the project's refers to it) is logged, and keeps no other.
     """
     moment = at or now_as_django()
-    refused: list[JobId] = []
     ended = Job.objects.using(using).filter(retention__isnull=False, finished_at__isnull=False)
-    deleted, batches, last = 0, 0, -1.0
+    deleted, batches, last, more = 0, 0, -1.0, False
+
+    def prune_jobs(retentions: Sequence[float]) -> None:
+        nonlocal deleted, batches, more
+        (kept,) = retentions
+        over = ended.filter(retention=kept, finished_at__lt=moment - dt.timedelta(seconds=kept))
+        batch = _Batches(using, over.order_by("finished_at"))
+        while batch.more:
+            if batches == ROUND:
+                more = True
+                return
+            batches += 1
+            deleted += batch.delete()
+
     while True:
         # One step of the index for each of the few retentions there are.
         following = ended.filter(retention__gt=last).order_by("retention")
@@ -48,67 +59,73 @@ def prune_expired(using: str, at: dt.datetime | None = None) -> tuple[int, bool]
         if retention is None:
             return deleted, False
         last = retention
-        over = ended.filter(
-            retention=retention, finished_at__lt=moment - dt.timedelta(seconds=retention)
-        ).order_by("finished_at")
-        while True:
-            if batches == ROUND:
-                return deleted, True
-            batches += 1
-            looked_at, gone = _delete(using, over, refused)
-            deleted += gone
-            if looked_at < BATCH:
-                break
+        for_each(using, [retention], prune_jobs, doing="prune")
+        if more:
+            return deleted, True
 
 
-def prune_finished(using: str, before: dt.datetime) -> int:
-    """Delete all jobs that ended before a time, whatever their retention; return how many.
+def prune_finished(using: str, before: dt.datetime) -> tuple[int, int]:
+    """Delete all jobs that ended before a time, whatever their retention.
 
+    Returns how many went, and how many the database refused to delete; those are in the log.
     `before`: as `timezone.now()` gives times.
     """
     # By id, which begins with the time of the enqueue: nothing newer can have ended before.
     jobs = Job.objects.using(using).order_by("pk")
-    deleted, after = 0, None
-    refused: list[JobId] = []
+    deleted, failed, after = 0, 0, None
     while True:
         page = jobs if after is None else jobs.filter(pk__gt=after)
         ids = list(page.values_list("pk", flat=True)[: 10 * BATCH])
         if not ids:
-            return deleted
+            return deleted, failed
         after = ids[-1]
-        over = jobs.finished().filter(pk__in=ids, finished_at__lt=before)
-        looked_at = BATCH
-        while looked_at:
-            looked_at, gone = _delete(using, over, refused)
-            deleted += gone
+        batch = _Batches(using, jobs.finished().filter(pk__in=ids, finished_at__lt=before))
+        while batch.more:
+            deleted += batch.delete()
+        failed += len(batch.failed)
         if (ids[0].int >> 80) / 1000 > before.timestamp() + _CLOCKS:
-            return deleted
+            return deleted, failed
 
 
-def _delete(using: str, over: JobQuerySet, refused: list[JobId]) -> tuple[int, int]:
-    """Delete a batch of these jobs that nobody holds; return how many it found, and deleted.
+class _Batches:
+    """Deletes some jobs that have ended and that nobody holds, a batch at a time."""
 
-    Those that can't be deleted are added to `refused`, and not tried again.
-    """
-    deleted = 0
+    def __init__(self, using: str, over: JobQuerySet) -> None:
+        self._using = using
+        self._over = over
+        self.failed: list[UUID] = []
+        self.more = True
 
-    def delete(some: Sequence[JobId]) -> None:
-        nonlocal deleted
-        with transaction.atomic(using=using):
-            ids = _free(using, Job.objects.using(using).filter(pk__in=some))
-            # On SQLite the first statement may have read without the lock: look again.
-            gone = Job.objects.using(using).finished().filter(pk__in=ids).delete()[0]
-        deleted += gone
+    def delete(self) -> int:
+        """Delete a batch, or where that fails, each of it alone; return how many went."""
+        ids: list[UUID] = []
+        gone = 0
+        try:
+            with transaction.atomic(using=self._using):
+                ids = self._free(self._over.exclude(pk__in=self.failed))
+                gone = self._delete(ids)
+        except Exception as error:
+            raise_if_over(self._using, error)
+            if not ids:
+                raise
 
-    with transaction.atomic(using=using):
-        ids = _free(using, over.exclude(pk__in=refused) if refused else over)
-    failures = for_each(using, ids, delete, doing="prune", together=BATCH)
-    refused += [failure.item for failure in failures]
-    return len(ids), deleted
+            def delete_one(one: Sequence[UUID]) -> None:
+                nonlocal gone
+                with transaction.atomic(using=self._using):
+                    done = self._delete(self._free(self._over.filter(pk__in=one)))
+                gone += done
 
+            failures = for_each(self._using, ids, delete_one, doing="prune")
+            self.failed += [failure.item for failure in failures]
+        self.more = gone > 0 and len(ids) == BATCH
+        return gone
 
-def _free(using: str, jobs: JobQuerySet) -> list[JobId]:
-    """Return the first jobs that nobody else holds, locked."""
-    if connections[using].features.has_select_for_update_skip_locked:
-        jobs = jobs.skip_locked()
-    return [cast(JobId, pk) for pk in jobs.values_list("pk", flat=True)[:BATCH]]
+    def _free(self, over: JobQuerySet) -> list[UUID]:
+        if connections[self._using].features.has_select_for_update_skip_locked:
+            over = over.skip_locked()
+        return list(over.values_list("pk", flat=True)[:BATCH])
+
+    def _delete(self, ids: Sequence[UUID]) -> int:
+        # On SQLite the first statement may have read without the lock: look again.
+        found = Job.objects.using(self._using).finished().filter(pk__in=ids)
+        return found.delete()[0] if ids else 0

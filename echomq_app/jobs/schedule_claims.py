@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
+from ..models.each import for_each
 from ..models.schedule import Schedule
 from ..models.times import as_django, aware
 
@@ -27,6 +28,8 @@ logger = logging.getLogger("echomq.jobs")
 
 HOLD = 120.0
 """Seconds for which a worker claims the entries in its settings."""
+TOGETHER = 1_000
+"""Claims that are renewed in one transaction."""
 SUPERSEDED_MAX = 20
 """Earlier definitions of an entry that are remembered: the newest."""
 
@@ -44,7 +47,9 @@ def claim(
     late = at + dt.timedelta(seconds=hold / 2)
     due: dict[str, dt.datetime] = {}
     stale = []
-    for name in sorted(by_name):
+
+    def look(names: Sequence[str]) -> None:
+        (name,) = names
         one, row = by_name[name], found.get(name)
         if row is None:
             new = {**one.definition, **claimed, "next_at": column(one, at)}
@@ -54,13 +59,17 @@ def claim(
         if _definition(row) != one.definition:
             row = _redefine(using, one, row, at, hold)
         elif row.claimed_until is None or aware(row.claimed_until, None) < late:
-            stale.append(one)
+            stale.append(name)
         if row is not None and row.next_at is not None:
             due[name] = row.next_at
-    if stale:
+
+    def renew(names: Sequence[str]) -> None:
         with transaction.atomic(using=using):
-            for one in stale:
-                _free(using, one.name, one.definition).update(**claimed)
+            for name in names:
+                _free(using, name, by_name[name].definition).update(**claimed)
+
+    for_each(using, sorted(by_name), look, doing="schedule")
+    for_each(using, stale, renew, doing="schedule", together=TOGETHER)
     return due
 
 

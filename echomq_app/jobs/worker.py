@@ -34,7 +34,7 @@ from ..core.names import queue_wake_group
 from ..core.shares import Shares
 from ..exceptions import WorkerError
 from ..models import sql
-from ..models.each import for_each
+from ..models.each import Rests
 from ..models.job import Job
 from ..models.times import now
 from . import draining
@@ -82,6 +82,7 @@ class Worker:
         self._on_started = on_started
         self._stop = Wakeup()
         self._claims = Claims(self.using)
+        self._rests: Rests[str] = Rests()
         self._shares = Shares({queue: options.weights.get(queue, 1) for queue in options.queues})
         self._begun = 0
         self.spent = ""
@@ -195,8 +196,8 @@ class Worker:
         if full and len(self._attempts) < self.options.concurrency:
             return 0.0  # there may be more, and a handler has ended meanwhile
         if not self._attempts:
-            return self.options.poll
-        soonest = min(self.options.poll, CANCEL_INTERVAL)
+            return self._rests.pause(self.options.poll)
+        soonest = self._rests.pause(min(self.options.poll, CANCEL_INTERVAL))
         return max(0.0, min(soonest, self._attempts.next_hearing - time.monotonic()))
 
     def _claim(self) -> _Taken:
@@ -212,26 +213,25 @@ class Worker:
         for queue, share in (*turn, *((queue, room) for queue, _ in turn)):
             limit = min(share, room - count)
             if limit and queue not in short:
-                claimed = self._take_if_possible(queue, limit)
+                claimed = self._take(queue, limit)
                 count += claimed
                 if claimed < limit:
                     short.add(queue)
         return _Taken(count, room)
 
-    def _take_if_possible(self, queue: str, limit: int) -> int:
-        """Claim jobs of a queue; none where that fails for this queue alone."""
-        claimed = 0
-
-        def take(queues: Sequence[str]) -> None:
-            nonlocal claimed
-            claimed = self._take(queues[0], limit)
-
-        if for_each(self.using, [queue], take, doing="claim"):
-            self._next_reconcile = 0.0  # it may have been committed
-        return claimed
-
     def _take(self, queue: str, limit: int) -> int:
-        """Claim jobs of a queue and have them begin; return how many."""
+        """Claim jobs of a queue, unless that failed just now; return how many."""
+        before = self._begun
+
+        def take(_: Sequence[str]) -> None:
+            self._begin(queue, limit)
+
+        if not self._rests.for_each(self.using, [queue], take, doing="claim"):
+            self._next_reconcile = 0.0  # it may have been committed
+        return self._begun - before
+
+    def _begin(self, queue: str, limit: int) -> None:
+        """Claim jobs of a queue and have them begin."""
         generation = self._lease.generation
         claimed = self._claims.take(
             queue, worker_id=self._lease.id, worker_name=self.name, limit=limit
@@ -244,7 +244,6 @@ class Worker:
                 attempt.ask(Asked.LEASE_LOST, Asked.LEASE_LOST.value)
         if claimed:
             self._attempts.begin()
-        return len(claimed)
 
     def _is_spent(self) -> bool:
         """Tell whether this process has done its part; from then on it claims nothing."""

@@ -14,6 +14,8 @@ from ..exceptions import InsideTransaction, IsolationError
 
 _WRONG_ISOLATION = "EQ001"
 _READ_ONLY = "25006"
+_IN_ERROR = 3
+"""PQTRANS_INERROR of libpq."""
 _HIGHER = "_echomq_higher_isolation"
 
 T = TypeVar("T")
@@ -22,6 +24,15 @@ T = TypeVar("T")
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Tell whether a caller's transaction is open (or will be, without autocommit)."""
     return connection.in_atomic_block or not connection.get_autocommit()
+
+
+def is_aborted(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether the caller's transaction can only be rolled back, after an error in it."""
+    if not connection.in_atomic_block or connection.needs_rollback:
+        return connection.in_atomic_block
+    if connection.vendor != "postgresql":
+        return not connection.connection.in_transaction
+    return bool(connection.connection.info.transaction_status == _IN_ERROR)
 
 
 def refuse_transaction(using: str, call: str, instead: str) -> None:

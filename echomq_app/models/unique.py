@@ -7,10 +7,12 @@ and lets go of the key in the very moment in which the job ends.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .each import for_each
 from .fields import BrandedIdField, NameField
 from .job import UNIQUE_KEY_MAX
 
@@ -22,8 +24,15 @@ class UniqueWindowQuerySet(models.QuerySet["UniqueWindow"]):
         """Forget up to `limit` windows that ended before a time; return how many."""
         over = self.filter(until__lt=before).order_by("until").values_list("pk", flat=True)
         keys = list(over[:limit])
-        # The condition stands here too: one of them may have been taken again.
-        return self.filter(pk__in=keys, until__lt=before).delete()[0] if keys else 0
+        gone = 0
+
+        def forget(some: Sequence[str]) -> None:
+            nonlocal gone
+            # The condition stands here too: one of them may have been taken again.
+            gone += self.filter(pk__in=some, until__lt=before).delete()[0]
+
+        for_each(self.db, keys, forget, doing="prune", together=max(1, len(keys)))
+        return gone
 
 
 class UniqueWindow(models.Model):

@@ -149,7 +149,7 @@ def _among_finished(connection: Connection, number: int) -> dict[str, Any]:
     alone = [claim() for _ in range(CLAIMS)]
     start = median(_start(connection) for _ in range(3))
     pruned: list[int] = []
-    thread = threading.Thread(target=lambda: pruned.append(prune_finished("default", now())))
+    thread = threading.Thread(target=lambda: pruned.append(prune_finished("default", now())[0]))
     begun = time.monotonic()
     thread.start()
     beside = [claim()]

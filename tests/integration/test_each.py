@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.signals import user_logged_out
+from django.db import OperationalError, transaction
 from django.db.models import Q
 from django.http import HttpRequest
 from django.utils import timezone
@@ -24,9 +25,10 @@ from echomq_app.jobs.tasks_api import task_enqueued
 from echomq_app.jobs.wakeup import Wakeup
 from echomq_app.live import logouts
 from echomq_app.models import Job, Outbox, Schedule
+from echomq_app.models.each import LONGEST_REST, Rests, for_each
 from echomq_app.stream import Stream
 from tests import jobtasks
-from tests.databases import refusing
+from tests.databases import database_alias, refusing
 from tests.integration.jobs import USING, running_worker, stored_id
 from tests.integration.test_jobs_retention import ended, left
 from tests.integration.test_jobs_schedule import MINUTE, NOON, made
@@ -76,7 +78,7 @@ def test_jobs_whose_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
     with refusing("DELETE", "echomq_job", f"OLD.id = {stored_id(str(jobs[0].pk))}"):
         assert retention.prune_expired(USING) == (4, False)
         assert left() == {jobs[0].pk}
-        assert retention.prune_finished(USING, timezone.now()) == 0
+        assert retention.prune_finished(USING, timezone.now()) == (0, 1)
     assert caplog.text.count(f"doing=prune item={jobs[0].pk}") == 2
     assert retention.prune_expired(USING) == (1, False)
 
@@ -99,6 +101,7 @@ def test_streams_of_the_outbox(caplog: pytest.LogCaptureFixture) -> None:
         add.using(queue_name=queue).enqueue(1, 2)
     Stream("mine").append(0)
     relayer = Relayer(USING, ["default", "mail"], patience=30.0)
+    relayer._rests = Rests(clock=lambda: 0.0)
     wakeup = Wakeup()
     bad = f"OLD.stream = '{queue_stream('default')}'"
     with service_connection(USING, "relayer", wakeup, patience=30.0) as persistent:
@@ -108,7 +111,7 @@ def test_streams_of_the_outbox(caplog: pytest.LogCaptureFixture) -> None:
             assert persistent._failures == 0, "no pause, and no new connection"
         assert caplog.text.count("doing=relay item=emq.default") == 1, "it rests"
         assert {row.stream for row in Outbox.objects.all()} == {"emq.default"}
-        relayer._rests.clear()
+        relayer._rests = Rests()
         relayer._turn(persistent)
     assert not Outbox.objects.exists()
     wakeup.close()
@@ -168,7 +171,65 @@ def test_sinks_of_a_group(caplog: pytest.LogCaptureFixture) -> None:
     switchboard, sinks = Switchboard(), [Sink(), Sink()]
     for sink in sinks:
         switchboard.add("group", sink)
-    assert switchboard.deliver("group", {}) == 2
+    assert switchboard.deliver("group", {}) == switchboard.deliver("group", {}) == 2
     switchboard.gap("lost")
-    assert [sink.heard for sink in sinks] == [["message", "lost"]] * 2
-    assert caplog.text.count("event=deliver_failed") == caplog.text.count("event=gap_failed") == 2
+    assert [sink.heard for sink in sinks] == [["message", "message", "lost"]] * 2
+    assert caplog.text.count("event=sink_failed") == 2, "each stands in the log once"
+
+
+@pytest.mark.sqlite
+def test_lock_of_sqlite_is_not_waited_for_by_each() -> None:
+    """It has one writer: the others would wait as long, and in vain."""
+    tried: list[int] = []
+
+    def write(some: Sequence[int]) -> None:
+        tried.extend(some)
+        Job.objects.using("impatient").update(priority=1)
+
+    with (
+        database_alias("impatient", OPTIONS={"timeout": 0.01}),
+        transaction.atomic(),
+    ):
+        Job.objects.update(priority=2)
+        with pytest.raises(OperationalError, match="locked"):
+            for_each("impatient", [1, 2, 3], write, doing="test")
+    assert tried == [1]
+
+
+def test_what_fails_again_and_again_rests_longer_each_time() -> None:
+    clock, failing = [0.0], ["bad"]
+    tried: dict[str, list[float]] = {"good": [], "bad": []}
+
+    def work(some: Sequence[str]) -> None:
+        (which,) = some
+        tried[which].append(clock[0])
+        if which in failing:
+            raise LookupError
+
+    rests: Rests[str] = Rests(clock=lambda: clock[0])
+    assert rests.pause(60.0) == 60.0
+    for clock[0] in (0.0, 0.04, 0.06, 0.12, 0.17):
+        rests.for_each(USING, ["bad", "good"], work, doing="test")
+        assert rests.pause(60.0) < 0.25
+    assert tried == {"bad": [0.0, 0.06, 0.17], "good": [0.0, 0.04, 0.06, 0.12, 0.17]}
+    for clock[0] in range(1, 100):
+        rests.for_each(USING, ["bad"], work, doing="test")
+        assert rests.pause(60.0) <= LONGEST_REST
+    failing.clear()
+    clock[0] = 200.0
+    assert rests.for_each(USING, ["bad"], work, doing="test")
+    assert rests.pause(60.0) == 60.0
+
+
+def test_exit_in_a_receiver_is_whose_enqueues() -> None:
+    """A signal handler of its process may have raised it, as servers' do."""
+
+    def exits(**kwargs: Any) -> None:
+        raise SystemExit
+
+    task_enqueued.connect(exits)
+    try:
+        with pytest.raises(SystemExit):
+            add.enqueue(1, 2)
+    finally:
+        task_enqueued.disconnect(exits)

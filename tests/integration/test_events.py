@@ -502,3 +502,16 @@ def test_publishing_does_not_wait_for_a_hung_broker() -> None:
         for number in range(1000):
             events.publish("emails", "progress", JOB, number)
         assert time.monotonic() - began < 2.0
+
+
+def test_tap_that_raises_keeps_an_event_from_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(event: events.Event) -> None:
+        raise ValueError("not today")
+
+    heard: list[events.Event] = []
+    monkeypatch.setattr(events, "taps", [fails, heard.append])
+    events.publish("emails", "progress", new_job_id())
+    assert [event.event for event in heard] == ["progress"]
+    assert caplog.text.count("event=failed doing=tap") == 1

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -202,3 +202,51 @@ def test_a_worker_is_woken_and_runs_them() -> None:
         wait_until(lambda: done.count() == 20)
     assert [job.result for job in done.order_by("pk")] == list(range(20))
     assert history(ids[0]) == ["enqueued", "started", "completed"]
+
+
+class TestReceiverThatRaises:
+    """The jobs are there: who enqueues gets them, and other receivers hear."""
+
+    @pytest.fixture
+    def heard(self) -> Iterator[list[str]]:
+        ids: list[str] = []
+
+        def fails(**more: Any) -> None:
+            raise ValueError("not today")
+
+        def hears(task_result: Any, **more: Any) -> None:
+            ids.append(task_result.id)
+
+        task_enqueued.connect(fails)
+        task_enqueued.connect(hears)
+        try:
+            yield ids
+        finally:
+            task_enqueued.disconnect(fails)
+            task_enqueued.disconnect(hears)
+
+    def test_keeps_no_result(self, heard: list[str], caplog: pytest.LogCaptureFixture) -> None:
+        with transaction.atomic():
+            one = jobtasks.noop.enqueue(1)
+        many = enqueue_many(jobtasks.noop, [call(n) for n in range(3)])
+        ids = [one.id, *(result.id for result in many)]
+        assert heard == ids == [str(job.pk) for job in Job.objects.order_by("pk")]
+        assert caplog.text.count("event=receiver_failed") == 4
+
+    @pytest.mark.postgres
+    def test_that_has_spoilt_the_callers_transaction_raises(self) -> None:
+        """Otherwise its commit would be a rollback, without a word."""
+
+        def spoils(**more: Any) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1 / 0")
+
+        task_enqueued.connect(spoils)
+        try:
+            with pytest.raises(DatabaseError, match="division"), transaction.atomic():
+                jobtasks.noop.enqueue(1)
+            assert not Job.objects.exists()
+            jobtasks.noop.enqueue(1)
+            assert Job.objects.exists()
+        finally:
+            task_enqueued.disconnect(spoils)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -20,7 +20,7 @@ from echomq_app.jobs.outcomes import Ending
 from echomq_app.jobs.transitions import settle
 from echomq_app.models import CancelRequest, Job
 from tests import jobtasks
-from tests.databases import session
+from tests.databases import refusing, session
 from tests.integration.jobs import (
     USING,
     claim,
@@ -30,6 +30,7 @@ from tests.integration.jobs import (
     records,
     register,
     running_worker,
+    stored_id,
 )
 from tests.wait import wait_until
 
@@ -64,6 +65,32 @@ class TestCancelMany:
         assert Job.objects.get(pk=other[0]).state == "ready"
         assert control.cancel_many(Q(queue="default")) == CancelledMany(requested=1)
         assert CancelRequest.objects.get().reason == "wrong issue"  # the first one stays
+
+    def test_one_that_fails_stops_no_other(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(control, "MANY", 2)
+        ids = enqueue(5)
+        with refusing("UPDATE", "echomq_job", f"OLD.id = {stored_id(ids[1])}"):
+            assert control.cancel_many(Q()) == CancelledMany(cancelled=4, failed=1)
+            assert [Job.objects.get(pk=id).state for id in ids].index("ready") == 1
+            assert f"doing=cancel item={ids[1]}" in caplog.text
+            with pytest.raises(CommandError, match="1 jobs could not be cancelled"):
+                call_command("echomq_job", "cancel", "--queue", "default")
+        assert control.cancel_many(Q()) == CancelledMany(cancelled=1)
+
+    def test_an_error_that_ends_it_says_what_was_done(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(control, "MANY", 2)
+        ids = enqueue(5)
+        with (
+            refusing("UPDATE", "echomq_job", f"OLD.id = {stored_id(ids[3])}"),
+            pytest.raises(DatabaseError) as caught,
+            transaction.atomic(),
+        ):
+            control.cancel_many(Q())
+        assert "cancelled=2" in caught.value.__notes__[0]
 
     def test_finished_jobs_are_left_alone(self) -> None:
         enqueue(1)

@@ -6,6 +6,7 @@ import datetime as dt
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.utils import timezone
 
@@ -14,8 +15,16 @@ from echomq_app.jobs import retention
 from echomq_app.jobs.tasks_api import TaskResultDoesNotExist
 from echomq_app.models import Job, UniqueWindow
 from tests import jobtasks
-from tests.databases import concurrently, session
-from tests.integration.jobs import USING, claim, finished, history, register, running_worker
+from tests.databases import concurrently, refusing, session
+from tests.integration.jobs import (
+    USING,
+    claim,
+    finished,
+    history,
+    register,
+    running_worker,
+    stored_id,
+)
 from tests.wait import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,8 +81,34 @@ def test_by_hand_whatever_their_retention(monkeypatch: pytest.MonkeyPatch) -> No
     ended(100, None, count=40)
     kept = [*ended(10, None), *ended(100, None, state="running"), *ended(100, None, state="ready")]
     before = timezone.now() - dt.timedelta(seconds=50)
-    assert retention.prune_finished(USING, before) == 40
+    assert retention.prune_finished(USING, before) == (40, 0)
     assert left() == {job.pk for job in kept}
+
+
+def test_a_job_that_cannot_go_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 3)
+    stuck, *_ = [*ended(30, 10), *ended(25, 10, count=9), *ended(30, 20, count=2)]
+    with refusing("DELETE", "echomq_job", f"OLD.id = {stored_id(str(stuck.pk))}"):
+        assert retention.prune_expired(USING) == (11, False)
+        assert left() == {stuck.pk}
+        ended(25, 10, count=9)
+        before = timezone.now() - dt.timedelta(seconds=5)
+        assert retention.prune_finished(USING, before) == (9, 1)
+        assert left() == {stuck.pk}
+        assert caplog.text.count(f"doing=prune item={stuck.pk}") == 2
+        with pytest.raises(CommandError, match="1 jobs could not be deleted"):
+            call_command("echomq_job", "prune", "--older-than", "1s")
+    assert retention.prune_expired(USING) == (1, False)
+
+
+def test_a_window_that_cannot_go_stops_no_other() -> None:
+    for key in "ab":
+        UniqueWindow.objects.create(key=key, job_id=new_job_id(), until=timezone.now())
+    with refusing("DELETE", "echomq_uniquewindow", "OLD.key = 'a'"):
+        retention.prune_windows(USING)
+        assert list(UniqueWindow.objects.values_list("key", flat=True)) == ["a"]
 
 
 @pytest.mark.postgres

@@ -21,7 +21,7 @@ from echomq_app.jobs.schedule import Entry
 from echomq_app.jobs.schedule_claims import HOLD
 from echomq_app.models import Job, Schedule, times
 from tests import jobtasks
-from tests.databases import concurrently, session
+from tests.databases import concurrently, refusing, session
 from tests.integration.jobs import USING, finished, running_worker
 from tests.wait import wait_until
 
@@ -86,6 +86,22 @@ class TestTicks:
             other.execute("ROLLBACK")
         schedule.run_due(USING, ours, NOON + MINUTE)
         assert Job.objects.count() == 2
+
+    def test_one_that_fails_stops_no_other(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Nor does it when its claim is renewed, or it is new."""
+        ours = [made("a"), made("b")]
+        schedule.sync(USING, ours, NOON)
+        later = NOON + 2 * MINUTE
+        with refusing("UPDATE", "echomq_schedule", "OLD.name = 'a'"):
+            assert schedule.run_due(USING, ours, later) == 30.0
+            assert not row("a").last_job_id and row("b").last_job_id
+            assert row("b").claimed_until == later + dt.timedelta(seconds=HOLD)
+        assert "doing=schedule item=a" in caplog.text
+        schedule.run_due(USING, ours, later)
+        assert row("a").last_job_id
+        with refusing("INSERT", "echomq_schedule", "NEW.name = 'c'"):
+            schedule.sync(USING, [made("c"), made("d")], NOON)
+        assert set(Schedule.objects.values_list("pk", flat=True)) == {"a", "b", "d"}
 
     def test_the_tick_and_its_job_are_one_transaction(self) -> None:
         ours = [made()]

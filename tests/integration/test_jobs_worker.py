@@ -30,10 +30,11 @@ from echomq_app.jobs.tasks_api import TaskResultStatus, task_finished, task_star
 from echomq_app.jobs.wakeup import Wakeup
 from echomq_app.jobs.worker_options import WorkerOptions
 from echomq_app.models import CancelRequest, Job, Worker
+from echomq_app.models.each import LONGEST_REST
 from echomq_app.models.job import KIND_MAX
 from echomq_app.stream import Stream
 from tests import jobtasks
-from tests.databases import session
+from tests.databases import refusing, session
 from tests.integration.jobs import USING, finished, hearing, history, records, running_worker
 from tests.jobtasks import marks
 from tests.wait import wait_until
@@ -708,3 +709,21 @@ def test_second_database_by_a_router(settings: Any, trace: str) -> None:
     assert history(id)[-1] == "failed"
     assert Job.objects.using("other").count() == 3
     assert Job.objects.using("default").count() == Worker.objects.using("default").count() == 0
+
+
+def test_a_queue_that_cannot_be_claimed_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """And is left alone for a while: the others' jobs come quicker than it can fail."""
+    task: Any = jobtasks.add
+    stuck = task.using(queue_name="a").enqueue(1, 2).id
+    with refusing("UPDATE", "echomq_job", "OLD.queue = 'a'") as allow:
+        with running_worker(queues=("a", "b"), concurrency=1, lease=30.0):
+            begun = time.monotonic()
+            for number in range(100):
+                finished(task.using(queue_name="b").enqueue(number, 2).id)
+            seconds = time.monotonic() - begun
+            assert Job.objects.get(pk=stuck).state == "ready"
+            failures = caplog.text.count("doing=claim item=a")
+            assert 1 <= failures < 10 + seconds / LONGEST_REST
+            allow()
+            assert finished(stuck).state == "completed"
+    assert "event=worker_error" not in caplog.text

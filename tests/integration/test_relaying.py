@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +15,18 @@ from django.db import DatabaseError, connection, transaction
 from echomq_app.core.ids import new_job_id
 from echomq_app.jobs import control
 from echomq_app.jobs.bulk import call, enqueue_many
+from echomq_app.jobs.relayer import Relayer
 from echomq_app.jobs.transitions import settle
 from echomq_app.models import Outbox, Record
+from echomq_app.models import Stream as StreamRow
+from echomq_app.models.each import LONGEST_REST
 from echomq_app.models.job import TASK_PATH_MAX
 from echomq_app.models.relaying import FRONT_INTERVAL, FRONT_SHARE, KEYS, Relay, count_waiting
 from echomq_app.stream import Stream
 from tests import jobtasks
-from tests.databases import session
+from tests.databases import refusing, session
 from tests.integration.jobs import USING, claim, outcome, register
+from tests.wait import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
@@ -241,3 +246,30 @@ def test_the_command_moves_the_others_where_one_stream_fails() -> None:
         call_command("echomq_stream", "relay", stdout=io.StringIO())
     assert moved() == ["x"]
     assert list(Outbox.objects.values_list("stream", flat=True)) == ["emq.a"]
+
+
+def test_a_stream_that_takes_no_records_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It costs the others no pause and no connection, and rests between its failures."""
+    task: Any = jobtasks.add
+    task.using(queue_name="a").enqueue(1, 2)
+    assert Stream("emq.a").relay() == 1
+    pk = StreamRow.objects.get(name="emq.a").pk
+    task.using(queue_name="a").enqueue(1, 2)
+    with refusing("INSERT", "echomq_record", f"NEW.stream_id = {pk}") as allow:
+        relayer = Relayer(USING, ["a", "b"], patience=30)
+        relayer.start()
+        try:
+            begun = time.monotonic()
+            for number in range(1, 101):
+                task.using(queue_name="b").enqueue(1, 2)
+                relayer.soon()
+                good = Record.objects.exclude(stream=pk)
+                wait_until(lambda n=number, good=good: good.count() == n)  # type: ignore[misc]
+            seconds = time.monotonic() - begun
+            failures = caplog.text.count("doing=relay item=emq.a")
+            assert 1 <= failures < 10 + seconds / LONGEST_REST
+            allow()
+            wait_until(lambda: Record.objects.filter(stream=pk).count() == 2)
+        finally:
+            relayer.close(timeout=20)
+    assert "event=worker_error" not in caplog.text

@@ -67,7 +67,9 @@ class Command(BaseCommand):
             ]
             output.many(answers, ("id", "answer"))
             return
-        output.one(dataclasses.asdict(control.cancel_many(picked, options["reason"])))
+        done = control.cancel_many(picked, options["reason"])
+        output.one(dataclasses.asdict(done))
+        _complain(done.failed, "cancelled")
 
     def _retry(self, options: dict[str, Any], output: Output, using: str) -> None:
         answers = [{"id": id, "answer": control.retry(id)} for id in options["id"]]
@@ -75,4 +77,14 @@ class Command(BaseCommand):
 
     def _prune(self, options: dict[str, Any], output: Output, using: str) -> None:
         before = timezone.now() - options["older_than"]
-        output.one({"deleted": retention.prune_finished(using, before)})
+        deleted, failed = retention.prune_finished(using, before)
+        output.one({"deleted": deleted})
+        _complain(failed, "deleted")
+
+
+def _complain(failed: int, what: str) -> None:
+    if failed:
+        raise CommandError(
+            f"{failed} jobs could not be {what}: the log says why. Run it again when that is "
+            "solved."
+        )
