@@ -19,7 +19,7 @@ from ..core.prefetch import STALE, Prefetch
 from ..models.job import CancelRequest
 from ..models.times import now
 from . import handlers
-from .begins import Starter
+from .begins import Starter, publish
 from .buffer import Buffer
 from .claims import ClaimedJob
 from .completer import Completer
@@ -84,6 +84,7 @@ class Attempts:
             fail=self._fail,
             on_begun=on_begun,
         )
+        self._on_begun = on_begun
         self._rests_until = 0.0
         self.next_hearing = 0.0
 
@@ -108,6 +109,10 @@ class Attempts:
         self._room_told = False
         return self._slots + ahead - len(self._running)
 
+    def may_be_counted(self) -> int:
+        """Return how many jobs a claim may count as begun."""
+        return self._buffer.may_be_counted()
+
     def add(self, claimed: ClaimedJob) -> RunningJob:
         """Have a job that was claimed wait for a slot; `begin` follows."""
         job = RunningJob(claimed)
@@ -115,8 +120,12 @@ class Attempts:
         self._buffer.add(job)
         return job
 
-    def begin(self) -> None:
+    def begin(self, added: list[RunningJob]) -> None:
         """Start the handlers of what was added, as far as there are slots."""
+        counted = [job for job in added if job.claimed.has_begun]
+        if counted:
+            publish(counted)
+            self._on_begun()
         self._starter.wake()
 
     def give_back(self) -> None:

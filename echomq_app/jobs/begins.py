@@ -167,6 +167,7 @@ class Starter:
                 self._wakeup.wait(LOOK)
 
     def _turn(self, persistent: Persistent) -> None:
+        self._go([])  # what was counted by its claim
         while jobs := self._buffer.to_begin():
             # Cancelled while they waited: they take a slot, and their handlers don't begin.
             waiting = [job for job in jobs if not job.token.cancelled]

@@ -45,11 +45,26 @@ class Buffer:
         )
 
     def add(self, job: RunningJob) -> None:
-        """Have a job wait."""
+        """Have a job wait: for a slot if its attempt has been counted, else for that."""
+        if job.begun:
+            with self._lock:
+                self._counted.append(job)
+            return
         claimed = job.claimed
         order = (-claimed.priority, claimed.run_after.timestamp())
         with self._lock:
             heapq.heappush(self._waiting, (order, next(self._number), job))
+
+    def may_be_counted(self) -> int:
+        """Return how many more jobs a claim may count: none, unless handlers begin by the hundred.
+
+        Else it is the starter's, when a slot is there: its answer says that the worker lives.
+        """
+        if not self.ahead:
+            return 0
+        with self._lock:
+            waiting = len(self._counted) + len(self._waiting)
+            return max(0, self._slots + self.ahead - self._taken - waiting)
 
     def to_begin(self) -> list[RunningJob]:
         """Take the jobs to be counted now: those that get a slot, and the next few.

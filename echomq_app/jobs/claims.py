@@ -35,7 +35,7 @@ GROUPS_INTERVAL = 0.1
 ROUNDS = 200
 """Claims from the front, one after the other, that a group's backlog may cost at most."""
 
-_POSTGRES = "SELECT * FROM echomq_claim_v1(%s, %s, %s, %s, %s)"
+_POSTGRES = "SELECT * FROM echomq_claim_v1(%s, %s, %s, %s, %s, %s)"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -61,6 +61,8 @@ class ClaimedJob:
     started_at: dt.datetime | None
     attempted_at: dt.datetime | None
     worker_name: str
+    has_begun: bool = False
+    """Whether the claim has counted the attempt, too."""
 
     @classmethod
     def of(cls, job: Job) -> Self:
@@ -92,10 +94,13 @@ class Claims:
         self._parked: set[str] = set()
         """Queues in which jobs wait for room in their groups."""
 
-    def take(self, queue: str, *, worker_id: int, worker_name: str, limit: int) -> list[ClaimedJob]:
+    def take(
+        self, queue: str, *, worker_id: int, worker_name: str, limit: int, count_first: int = 0
+    ) -> list[ClaimedJob]:
         """Claim up to `limit` jobs, the highest priority and the longest due first.
 
-        Committed when it returns.
+        Committed when it returns. `count_first`: so many at most are counted as begun, on
+        PostgreSQL.
         """
         if limit < 1:
             return []
@@ -105,13 +110,15 @@ class Claims:
         floor = self._floors.get(queue)
         interval = GROUPS_INTERVAL if queue in self._parked else FRONT_INTERVAL
         if floor is not None and self._clock() - self._from_front[queue] < interval:
-            claimed, _ = self._take_postgres(queue, worker_id, worker_name, limit, floor)
+            of = (queue, worker_id, worker_name)
+            claimed, _ = self._take_postgres(*of, limit, floor, count_first)
         for _ in range(ROUNDS):
             rest = limit - len(claimed)
             if not rest:
                 break
             self._from_front[queue] = self._clock()
-            more, again = self._take_postgres(queue, worker_id, worker_name, rest, None)
+            count = max(0, count_first - len(claimed))
+            more, again = self._take_postgres(queue, worker_id, worker_name, rest, None, count)
             claimed += more
             if not again:
                 break
@@ -120,13 +127,19 @@ class Claims:
         return claimed
 
     def _take_postgres(
-        self, queue: str, worker_id: int, worker_name: str, limit: int, floor: _Floor | None
+        self,
+        queue: str,
+        worker_id: int,
+        worker_name: str,
+        limit: int,
+        floor: _Floor | None,
+        count_first: int,
     ) -> tuple[list[ClaimedJob], bool]:
         """Return what was claimed, and whether another claim may find more at once."""
         connection = connections[self._using]
         limits = (None, None) if floor is None else (floor.priority, floor.run_after)
         with read_committed(self._using), connection.cursor() as cursor:
-            cursor.execute(_POSTGRES, (queue, worker_id, limit, *limits))
+            cursor.execute(_POSTGRES, (queue, worker_id, limit, *limits, count_first))
             rows = cursor.fetchall()
         said = rows.pop()[1] if rows and rows[-1][0] is None else ""
         if said:
@@ -152,6 +165,7 @@ class Claims:
 
     def _claimed(self, queue: str, worker_name: str, row: tuple[Any, ...]) -> ClaimedJob:
         zone = connections[self._using].timezone
+        has_begun = bool(row[13:] and row[13])
         return ClaimedJob(
             id=JobId.from_uuid(row[0] if isinstance(row[0], uuid.UUID) else uuid.UUID(row[0])),
             queue=queue,
@@ -159,7 +173,7 @@ class Claims:
             arguments=decode(row[2]),
             priority=row[3],
             run_after=from_cursor(row[4], zone),
-            attempt=row[5] + 1,
+            attempt=row[5] + (not has_begun),
             max_attempts=row[6],
             options=decode(row[7]),
             fence=row[8],
@@ -168,4 +182,5 @@ class Claims:
             started_at=None if row[11] is None else from_cursor(row[11], zone),
             attempted_at=None if row[12] is None else from_cursor(row[12], zone),
             worker_name=worker_name,
+            has_begun=has_begun,
         )

@@ -35,7 +35,7 @@ class RunningJob:
         self.claimed = claimed
         self.since = time.monotonic()
         """When it began to wait in this worker."""
-        self.begun = False
+        self.begun = claimed.has_begun
         """Whether the database has counted the attempt."""
         self._token = cancel.new()
         self.token = self._token

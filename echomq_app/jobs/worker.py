@@ -234,16 +234,22 @@ class Worker:
         """Claim jobs of a queue and have them begin."""
         generation = self._lease.generation
         claimed = self._claims.take(
-            queue, worker_id=self._lease.id, worker_name=self.name, limit=limit
+            queue,
+            worker_id=self._lease.id,
+            worker_name=self.name,
+            limit=limit,
+            count_first=self._attempts.may_be_counted(),
         )
+        added = []
         for job in claimed:
             attempt = self._attempts.add(job)
+            added.append(attempt)
             self._begun += 1
             # After it was added: whoever lost the lease meanwhile either saw it or counted up.
             if self._lease.generation != generation:
                 attempt.ask(Asked.LEASE_LOST, Asked.LEASE_LOST.value)
-        if claimed:
-            self._attempts.begin()
+        if added:
+            self._attempts.begin(added)
 
     def _is_spent(self) -> bool:
         """Tell whether this process has done its part; from then on it claims nothing."""

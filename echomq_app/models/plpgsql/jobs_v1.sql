@@ -95,8 +95,10 @@ END
 $$;
 
 -- Claim up to at_most ready jobs of a queue for a worker; one round trip. Nothing is claimed for a
--- worker whose lease is lost, or from a paused queue. A claim counts no attempt: a claimed job
--- waits in its worker until echomq_begin_v1.
+-- worker whose lease is lost, or from a paused queue. A claimed job waits in its worker, and
+-- echomq_begin_v1 counts its attempt. But for the first ones, count_first at most: their handlers
+-- begin right after this, and one statement less for each is much of what a short job costs. Only
+-- the first of several attempts is counted here: see jobs/begins.py.
 --
 -- Rows that somebody holds are passed over. A job that somebody asked to cancel (while it ran
 -- before) isn't claimed: whoever sweeps next cancels it.
@@ -113,11 +115,12 @@ $$;
 -- or 'parked' (jobs wait for their groups).
 CREATE OR REPLACE FUNCTION {schema}.echomq_claim_v1(
     of_queue text, for_worker bigint, at_most integer,
-    floor_priority integer DEFAULT NULL, floor_run_after timestamptz DEFAULT NULL
+    floor_priority integer DEFAULT NULL, floor_run_after timestamptz DEFAULT NULL,
+    count_first integer DEFAULT 0
 ) RETURNS TABLE (
     id uuid, task_path text, arguments jsonb, priority integer, run_after timestamptz,
     attempt integer, max_attempts integer, options jsonb, fence bigint, errors jsonb,
-    enqueued_at timestamptz, started_at timestamptz, attempted_at timestamptz
+    enqueued_at timestamptz, started_at timestamptz, attempted_at timestamptz, begun boolean
 )
 LANGUAGE plpgsql VOLATILE
 SET search_path = {schema}, pg_temp
@@ -134,6 +137,7 @@ DECLARE
     n integer;
     any_parked boolean := false;
     again boolean := false;
+    now_at timestamptz;
 BEGIN
     SELECT name INTO w FROM echomq_worker
         WHERE echomq_worker.id = for_worker AND lost_at IS NULL AND stopped_at IS NULL;
@@ -206,17 +210,40 @@ BEGIN
         END LOOP;
         EXIT WHEN n > 0 OR again OR cardinality(taken) >= at_most;
     END LOOP;
+    -- Here and not before: a job of a group must not begin before its predecessor's end.
+    now_at := clock_timestamp();
     RETURN QUERY
-    WITH claimed AS (
+    WITH picked AS (
+        SELECT j.id, row_number() OVER front <= count_first
+               AND bool_and(j.attempt = 0 AND j.max_attempts > 1) OVER front AS begins
+        FROM echomq_job j WHERE j.id = ANY (taken)
+        WINDOW front AS (ORDER BY j.priority DESC, j.run_after, j.id ROWS UNBOUNDED PRECEDING)
+    ), claimed AS (
         UPDATE echomq_job j
         SET state = 'running', fence = j.fence + 1, worker_id = for_worker, worker_name = w.name,
-            progress = NULL, progress_note = ''
-        WHERE j.id = ANY (taken)
+            progress = NULL, progress_note = '', attempt = j.attempt + p.begins::integer,
+            begun_fence = CASE WHEN p.begins THEN j.fence + 1 ELSE j.begun_fence END,
+            attempted_at = CASE WHEN p.begins THEN now_at ELSE j.attempted_at END,
+            started_at = CASE WHEN p.begins THEN coalesce(j.started_at, now_at)
+                              ELSE j.started_at END
+        FROM picked p WHERE j.id = p.id
         RETURNING j.*
+    ), recorded AS (
+        INSERT INTO echomq_outbox (stream, record, keys, xact)
+        SELECT 'emq.' || of_queue, jsonb_build_object(
+            'type', 'started', 'data', jsonb_build_object(
+                'task', b.task_path, 'state', 'running', 'attempt', b.attempt,
+                'at', to_char(now_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
+                'worker', b.worker_name)),
+            string_agg(echomq_job_text_v1(b.id), ',' ORDER BY b.nth), NULL
+        FROM (SELECT claimed.*, row_number() OVER (
+                  PARTITION BY task_path, attempt ORDER BY priority DESC, run_after, id) AS nth
+              FROM claimed WHERE begun_fence = fence) AS b
+        GROUP BY b.task_path, b.attempt, b.worker_name, (b.nth - 1) / 40  -- KEYS in relaying.py
     )
     SELECT c.id, c.task_path::text, c.arguments, c.priority::integer, c.run_after, c.attempt,
            c.max_attempts, c.options, c.fence, c.errors, c.enqueued_at, c.started_at,
-           c.attempted_at
+           c.attempted_at, c.begun_fence = c.fence
     FROM claimed c
     ORDER BY c.priority DESC, c.run_after, c.id;
     IF any_parked OR again THEN
@@ -230,7 +257,7 @@ $$;
 
 -- Room in each page for the version of a row that echomq_begin_v1 writes right after the claim's: it
 -- changes no indexed column, so beside the old one it needs no entry in any index.
-ALTER TABLE {schema}.echomq_job SET (fillfactor = 60);
+ALTER TABLE IF EXISTS {schema}.echomq_job SET (fillfactor = 60);
 
 -- Count the attempts whose handlers are about to begin, and record that they started; return the
 -- jobs that are still claimed with these fences, and the time. The others must not begin: another
