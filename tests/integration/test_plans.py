@@ -50,6 +50,16 @@ EXCEPTIONS = {
     },
 }
 """What a statement reads like, and why it may scan, or read much."""
+ELSEWHERE = {
+    r'^SELECT DISTINCT "echomq_job"\."queue"': "run_jobs, in a project's own tests",
+    r'^SELECT COUNT\(\*\) AS "__count" FROM "echomq_job"$': (
+        "by Django or by a test: no code of ours counts jobs"
+    ),
+    r'"oldest_at" FROM "echomq_stream" ORDER BY "echomq_stream"\."name" ASC$': (
+        "echomq_stream list without a prefix: known, to be streamed and limited"
+    ),
+}
+"""The same, of what the tour doesn't issue."""
 
 
 def test_no_statement_reads_more_in_larger_tables(
@@ -71,7 +81,11 @@ def test_no_statement_reads_more_in_larger_tables(
     for samples in issued.values():
         for sql, params in samples:
             visit(connection, sql, params)
-    found = [text for text in offenders if not any(re.search(one, text) for one in excused)]
+    found = [
+        text
+        for text in offenders
+        if not any(re.search(one, text) for one in (*excused, *ELSEWHERE))
+    ]
     assert not found, "\n\n".join(f"{text}\n{offenders[text]}" for text in found)
     if _is_whole_run(pytestconfig):
         for pattern in excused:
