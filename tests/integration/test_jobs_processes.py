@@ -129,6 +129,8 @@ class TestWhatComesBack:
     ) -> None:
         with hearing() as heard, kept_worker():
             job = ended(processtasks.reports.enqueue(20_000))
+            # What was committed is published right after.
+            wait_until(lambda: any(event.event == "completed" for event in heard))
             told = [event.data for event in heard.so_far() if event.event == "progress"]
         assert (job.progress, job.progress_note) == (1.0, "all")
         assert told[-1]["note"] == "all" and len(told) < 200
