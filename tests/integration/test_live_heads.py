@@ -133,7 +133,7 @@ class TestMany:
         monkeypatch: pytest.MonkeyPatch,
         change: str,
     ) -> None:
-        use(settings, POLL_INTERVAL=0.05)
+        use(settings, POLL_INTERVAL=3_600.0)  # when all has happened, and not in between
         stream = Stream("orders")
         await stream.aappend_many([{"data": n} for n in range(3)])
         follows = await follow("orders")
@@ -143,15 +143,18 @@ class TestMany:
         elif change == "trim":
             await stream.atrim(max_records=1)
             life = follows.reader._life
+            follows.reader._tail._check()
             await wait_until_async(lambda: life.first == 2)
             return
         else:
             await stream.adelete()
             if change == "delete":
+                follows.reader._tail._check()
                 with pytest.raises(Exception, match="no stream 'orders'"):
                     await follows.take()
                 return
             await stream.aappend_many([{"data": n} for n in range(3)])
+        follows.reader._tail._check()
         notice = await follows.take()
         assert isinstance(notice, Expired) and notice.reason == "epoch"
 
