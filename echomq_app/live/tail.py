@@ -83,6 +83,7 @@ class StreamTail:
         self._outbox = Pace(OUTBOX_SHARE)
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
+        self._woken = False
         self._group = stream_wake_group(name)
         engine.add_sink(self, (self._group,))
         heads.follow(self)
@@ -123,7 +124,11 @@ class StreamTail:
 
     def deliver(self, message: Mapping[str, Any]) -> None:
         """Take a wake-up, from any thread."""
-        self._call(self._check if message.get("joined") else self.poke)
+        if message.get("joined"):
+            self._call(self._check)
+        elif not self._woken:  # once until it reads: in a burst each would wake the loop
+            self._woken = True
+            self._call(self.poke)
 
     def gap(self, reason: str) -> None:
         """Hear, in any thread, that a wake-up may have been missed."""
@@ -164,6 +169,7 @@ class StreamTail:
     async def _run(self) -> None:
         while True:
             self._news.clear()
+            self._woken = False  # before it reads: what comes from here on is news
             asked, self._asked = self._asked, []
             try:
                 came, more = await self._step()
