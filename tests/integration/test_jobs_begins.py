@@ -16,6 +16,7 @@ from echomq_app.core.ids import JobId
 from echomq_app.core.prefetch import Prefetch
 from echomq_app.jobs import attempts, begins, bulk, control, housekeeping
 from echomq_app.jobs.begins import begin
+from echomq_app.jobs.claims import Claims
 from echomq_app.jobs.completer import Completer
 from echomq_app.jobs.housekeeping import rescue
 from echomq_app.jobs.outcomes import Ending
@@ -142,6 +143,21 @@ class TestBegin:
             assert cursor.fetchone() == ("on",)
             cursor.execute("SELECT prosrc FROM pg_proc WHERE proname = 'echomq_begin_v1'")
             assert "set_config('synchronous_commit', 'off', true)" in cursor.fetchone()[0]
+
+
+@pytest.mark.postgres
+def test_a_claim_counts_the_first_ones_up_to_one_that_must_have_its_slot(worker: Worker) -> None:
+    """In the order of the queue, and no last attempt: that is the starter's."""
+    ids = [jobtasks.add.enqueue(n, n).id for n in range(2)]
+    ids.append(jobtasks.add.using(max_attempts=1).enqueue(2, 2).id)
+    ids += [jobtasks.add.enqueue(n, n).id for n in range(3, 5)]
+    jobs = Claims(USING).take(
+        "default", worker_id=worker.pk, worker_name=worker.name, limit=5, count_first=4
+    )
+    assert [job.has_begun for job in jobs] == [True, True, False, False, False]
+    assert [job.attempt for job in jobs] == [1] * 5
+    assert [Job.objects.get(pk=id).attempt for id in ids] == [1, 1, 0, 0, 0]
+    assert [history(id) for id in ids[1:3]] == [["enqueued", "started"], ["enqueued"]]
 
 
 class TestLost:
